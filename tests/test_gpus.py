@@ -394,7 +394,7 @@ def test_kept_cores_that_no_order_of_gpus_is_near_to_are_told() -> None:
     plans = job.plan_pre_torch(bound(A100_NODE, 0, 0), LaunchConfig(binding="launcher"))
     assert [one.choice and one.choice.gpu.numa for one in plans] == [3, 0]  # the first of two that are equally far
     assert [line for line in plans[0].warnings if line.startswith("far")] == [
-        message("launch/far_gpus", ranks="1 rank runs", hosts="n1")]
+        message("launch/far_gpus", hosts="n1")]
 
 
 NPS4 = Topology(tuple((cpu,) for cpu in range(8)), tuple(range(8)), (0, 0, 0, 0, 1, 1, 1, 1))  # a NUMA node a core

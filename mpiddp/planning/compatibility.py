@@ -21,7 +21,7 @@ def check_nested(outer: str | None, script: Script | None) -> None:
     if outer is not None:
         raise LaunchError(
             "nested-launcher",
-            actual=f"this process is already a rank of {outer}, and every rank would start mpiddp",
+            actual=f"this process is already a rank of {outer}: mpiddp would start in each of its ranks",
             needed="one launcher",
             do=f"start with mpirun or srun instead of {outer}" if outer != "mpiddp"
             else "run the script itself, or remove mpiddp's variables (TORCHELASTIC_RUN_ID) from its environment",

@@ -210,7 +210,8 @@ def warn_far_gpus(facts: Sequence[HostFacts], shares: Sequence[CpuShare], near: 
     if not far_ranks:
         return []
     number, hosts = sum(far_ranks.values()), fold_hosts(facts[node].hostname for node in far_ranks)
-    what = f"{number} rank{'s run' if number != 1 else ' runs'} on another socket than the rank's GPU on {hosts}"
+    what = (f"1 rank on {hosts} runs on another socket than its GPU" if number == 1
+            else f"{number} ranks on {hosts} run on another socket than their GPUs")
     cure = f"disable the launcher's binding{choose_advice(facts[0]).words('unbound')}"
     return [f"far-gpus: {what}; {cure}, so that mpiddp can bind ranks near their GPUs"]
 

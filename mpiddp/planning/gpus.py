@@ -174,7 +174,7 @@ def make_shortage_error(node: Sequence[RankGpus], host: str, advice: Advice) -> 
     count = len({gpu for rank in node for gpu in rank.visible})
     return LaunchError(
         "too-few-gpus",
-        actual=f"{len(node)} ranks, but only {count} GPU{'s' * (count != 1)} visible on {host}",
+        actual=f"{len(node)} ranks, but {count} GPU{'s' * (count != 1)} visible on {host}",
         needed="one GPU for each rank of a node",
         do=f"start only as many ranks per node as it has GPUs{advice.words('ranks_per_node', max(1, count))}, "
         f"or ask for more{advice.words('gpus', len(node))};\n"
@@ -376,8 +376,8 @@ def choose_backend(
         for part in requested.lower().split(","):
             name = part.rpartition(":")[2]
             if not set(devices.backends.get(name, ())) & {devices.kind, "cpu"}:
-                has = (f"{describe_devices(devices)} and torch {devices.torch_version} with the "
-                       f"backends {', '.join(sorted(devices.backends))}")
+                has = (f"{describe_devices(devices)} and torch {devices.torch_version} (backends: "
+                       f"{', '.join(sorted(devices.backends))})")
                 raise LaunchError(
                     "backend-unavailable",
                     actual=f"backend {requested}, but rank {rank} on {hosts[rank]} has {has}",

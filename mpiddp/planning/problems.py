@@ -162,7 +162,7 @@ def check_gpu_count(facts: Sequence[HostFacts]) -> None:
         given, wanted, advice = short[0].given_gpus, ranks[short[0].node], choose_advice(short[0])
         raise LaunchError(
             "too-few-gpus",
-            actual=f"{wanted} ranks, but only {given} GPU{'s' * (given != 1)} from Slurm on {fold_hostnames(short)}",
+            actual=f"{wanted} ranks, but {given} GPU{'s' * (given != 1)} from Slurm on {fold_hostnames(short)}",
             needed="one GPU for each rank of a node",
             do=f"start {given} rank{'s' * (given != 1)} per node{advice.words('ranks_per_node', given)}, "
             f"or ask for more GPUs{advice.words('gpus', wanted)};\n"
