@@ -137,7 +137,7 @@ def test_a_script_with_an_option_for_its_local_rank(
     facts = [host(script=ScriptFacts("old.py", local_rank_option="--local_rank"))] * ranks
     found = problems.warn_local_rank_option(facts, ours, arguments)
     assert found == [message(
-        "launch/local_rank_option", option="--local_rank", cure="--pass-local-rank=--local_rank")] * warned
+        "launch/local_rank_option", option="--local_rank", ours="--pass-local-rank=--local_rank")] * warned
 
 
 def test_addresses_with_their_ports_are_as_urls_have_them() -> None:

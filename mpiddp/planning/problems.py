@@ -87,8 +87,8 @@ def warn_local_rank_option(facts: Sequence[HostFacts], option: str, arguments: S
     wanted = next(filter(None, options), "")
     if not wanted or option or len(facts) == 1 or any(argument.startswith(wanted) for argument in arguments):
         return []
-    cure = "--pass-local-rank" + (f"={wanted}" if wanted != "--local-rank" else "")
-    return [f"local-rank-option: the script has an option {wanted}, which is not passed; {cure} passes each rank its own"]
+    ours = "--pass-local-rank" + (f"={wanted}" if wanted != "--local-rank" else "")
+    return [f"local-rank-option: the script has an option {wanted}, which is not set; {ours} sets it on each rank"]
 
 
 def check_options(facts: Sequence[HostFacts]) -> None:
