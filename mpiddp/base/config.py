@@ -113,8 +113,8 @@ class LaunchConfig(NamedTuple):
     stall_s: float | None = None  # without progress, after which the ranks' places are printed; None: never
     stall_abort: bool = False  # the job ends then
     group_timeout: timedelta | None = None  # of the process group's collectives; None: torch's default
-    abort_grace_s: float = DEFAULT_ABORT_GRACE_S  # which the ranks of a failed job have to end
-    stop_before_s: float | None = None  # before the scheduler's end of the job should_stop() becomes true; None: never
+    abort_grace_s: float = DEFAULT_ABORT_GRACE_S  # for the ranks of a failed job to exit
+    stop_before_s: float | None = None  # before the walltime, from which on should_stop() is True; None: never
 
     quiet: bool = False
     explain: int | None = None  # the rank whose environment is explained; the script does not run then
