@@ -32,11 +32,7 @@ def format_duration(seconds: float) -> str:
 
 
 def memory_advice(use: str = "", option: str = "") -> str:
-    """Return what to do about a lack of memory.
-
-    `use` is the scheduler's command that shows a job's use of memory, `option` the one that asks for more; both may be
-    empty.
-    """
+    """Return advice on a lack of memory; the scheduler's command `use` shows it, and its `option` requests more."""
     return (f"check the memory use ({use}{'; ' * bool(use)}dmesg on the node): start fewer DataLoader workers, or ask "
             "for more memory" + f" ({option})" * bool(option))
 
