@@ -37,7 +37,7 @@ def init_process_group(
     used, if it is what is requested.
 
     Until destroy_process_group() a rank that fails ends the job as under the launcher: with a report, with its status,
-    and on all ranks of the MPI job, also on those outside of `comm`. A rank fails if it is killed, or if its program
+    and on all ranks of the MPI job, including those outside of `comm`. A rank fails if it is killed, or if its program
     ends by an uncaught exception or by sys.exit() with a status other than 0. A rank whose program ends in any other
     way waits for the others. The ``MPIDDP_…`` variables of the launcher's options apply; the default of MPIDDP_BIND is
     launcher here.
@@ -75,7 +75,7 @@ def _start(comm: MPI.Comm | None, config: LaunchConfig, is_watched: bool) -> Run
             _own_job = join_unwatched(comm, config._replace(log_dir="", port=0))
         else:
             _own_job = start_program(comm, config, destroy_process_group)
-    except LaunchError as error:  # a program has no command line of ours
+    except LaunchError as error:  # a program sets options by variables
         from .options.table import options_to_variables
 
         actual, needed, do = map(options_to_variables, (error.actual, error.needed, error.do))

@@ -31,23 +31,23 @@ mpirun python -m mpiddp [options] script.py [arguments]
        … python -m mpiddp [options] -c code [arguments]"""
 
 DESCRIPTION = """\
-Start PyTorch distributed training in the processes that MPI started, one per GPU, and run a script
-in each, or with -m a module, as python itself would: a folder or zip file with a __main__.py, bytecode,
-or - for standard input, too."""
+Join the processes that MPI started, one per GPU, to a torch.distributed group, and run a script in each
+of them. Like python, run a module (-m), code (-c), bytecode, a folder or zip file with a __main__.py, or
+a script on standard input (-)."""
 
 EPILOG = """\
-Options come before the script; everything after it is the script's. Each option can also be given
-as a variable, MPIDDP_STARTUP_TIMEOUT=60 for --startup-timeout 60; the command line wins.
-Exit status: the script's own; 2 wrong usage; 3 the job could not be started; 75 all ranks agreed
-to stop, and the job can go on later; 120 output was lost."""
+Options precede the script; everything after the script is passed to it. Each option can also be set by
+an environment variable, such as MPIDDP_STARTUP_TIMEOUT=60 for --startup-timeout 60; the command line
+takes precedence. Exit status: that of the script; 2 wrong usage; 3 the job could not start; 75 all ranks
+agreed to stop, and the job can continue later; 120 output was lost."""
 
-MISSING_SCRIPT_ERRORS = {"": "a script is needed, or -m and a module", "-m": "a module is needed after -m",
-                         "-c": "code is needed after -c"}
+MISSING_SCRIPT_ERRORS = {"": "no script given; name a script, or a module after -m", "-m": "no module after -m",
+                         "-c": "no code after -c"}
 
 
 def main() -> int:
     """Run one rank of a job from the command line and return its exit status."""
-    os.environ.pop("_MPIDDP_STAGED_BY", None)  # set by a job that has started this one, whose mirror ends with it
+    os.environ.pop("_MPIDDP_STAGED_BY", None)  # of a job that started this one; its mirror ends with it
     try:
         job = read_config(sys.argv[1:], os.environ)
     except argparse.ArgumentTypeError as error:
@@ -100,7 +100,7 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
     ours, command = split_command(arguments)
     options = parser.parse_args(ours)
     if options.dry_run and any(argument.startswith("--explain") for argument in ours):
-        parser.error("--explain starts a job, and --dry-run does not")
+        parser.error("--explain cannot be combined with --dry-run, which starts no job")
     if options.dry_run and options.facts_file and options.nodes is None:
         return DryRunFacts(options.facts_file, make_config(options, Script(""), environ))
     if options.dry_run:
@@ -158,10 +158,10 @@ def find_conflict(options: argparse.Namespace) -> str:
     if not is_folded and (options.fold_window_s != DEFAULT_FOLD_WINDOW_S or options.drops_lines):
         return f"--{'overflow' if options.drops_lines else 'fold-window'} needs --show fold"
     if is_folded and options.port > 65533:
-        return f"--port {options.port}: --show fold needs two more ports after it"
+        return f"--port {options.port}: --show fold also needs the next two ports"
     if is_folded and options.prefix != DEFAULT_PREFIX and not can_prefix_folded(options.prefix):
-        return (f"--prefix {options.prefix!r}: lines of several ranks, as --show fold makes them, have two "
-                "fields alone: rank, a text as in 0-3, and time")
+        return (f"--prefix {options.prefix!r}: with --show fold a prefix has only the fields rank (text, such as 0-3) "
+                "and time")
     return ""
 
 

@@ -9,7 +9,7 @@
                     5  import torch; meanwhile the kernel tries which of rank 0's addresses this node reaches
                     6  send what torch sees to rank 0, and receive the rest of the plan
                     7  connect to rank 0's store
-      watch()       8  the sentinels meet: from here on all ranks end together
+      watch()       8  connect the sentinels: from here on all ranks end together
     create_group()  9  create the process group
 
 Then the script runs in this process (runner/lifecycle.py: run_script, leave_job). A start that fails before step 8 is
@@ -164,7 +164,7 @@ def meet(
     rank0 = BootstrapHost(rendezvous, config, sentinel)  # its methods run on rank 0 only
     timeline.begin_stage("facts")
     facts = collect_host_facts(comm, config, stop.left_s() if stop else None)
-    host, target = rendezvous.exchange("MPI ready", facts, rank0.plan_hosts)  # 3
+    host, target = rendezvous.exchange("collecting host facts", facts, rank0.plan_hosts)  # 3
     timeline.begin_stage("variables and cores")
     prober = AddressProber(target, facts.interfaces) if target else None
     warn(host.warnings)
@@ -194,8 +194,8 @@ def watch(
     """Make this rank's sentinel join the others: from now on the ranks end together."""
     from mpi4py import MPI
 
-    timeline.begin_stage("sentinels meet")
-    sentinel.report_stage("sentinels meet")
+    timeline.begin_stage("connecting sentinels")
+    sentinel.report_stage("connecting sentinels")
     termination = Termination(MPI, sentinel, membership.identify(config), output, config)
     termination.join_sentinels(membership.endpoint)
     write_trace = None

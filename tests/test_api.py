@@ -47,7 +47,7 @@ def test_a_with_block_holds_a_group_and_restores_the_environment(mpi: Mpi) -> No
     done = check(own_main(mpi, 2, PROGRAM, "with"))
     assert done.stdout == "with 2\n" * 2
     assert done.stderr.splitlines() == [
-        "mpiddp: warning: stale-environment: already set, and set anew from MPI: RANK=stale on rank 0"]
+        f"mpiddp: warning: {message('launch/stale_environment', variables='RANK=stale on rank 0')}"]
 
 
 @pytest.mark.mpi
@@ -61,7 +61,8 @@ def test_a_split_world_is_refused_on_every_rank() -> None:
     assert done.returncode != 0
     assert done.stdout == ""
     assert "LaunchError: mpiddp: cannot start: split-world" in done.stderr
-    assert "2 processes started by MPICH's or Intel MPI's mpiexec, but MPI's world size is 1" in done.stderr
+    assert find("launch/split_world", done.stderr, processes="2 processes", size=1,
+                launcher="MPICH's or Intel MPI's mpiexec")
 
 
 def test_each_process_of_srun_may_work_alone_if_it_says_so(quick: Mpi) -> None:
@@ -226,6 +227,7 @@ def test_a_rank_that_never_comes_is_not_waited_for_beyond_the_deadline(mpi: Mpi)
     done = own_end(mpi, 3, "late", MPIDDP_STARTUP_TIMEOUT="4")
     assert done.returncode in (3, 5, *[-signal.SIGSEGV] * (mpi.name == "openmpi5")), done.stderr
     assert done.stderr.count("mpiddp: cannot start: startup-timeout") == 1
+    assert find("launch/startup_timeout_of_program", done.stderr, seconds=4)
 
 
 def test_a_way_out_that_is_not_for_programs(quick: Mpi) -> None:
@@ -261,7 +263,8 @@ def test_the_variables_of_options_apply(quick: Mpi, tmp_path: Path) -> None:
     (log,) = (tmp_path / "logs").glob("*/rank-00001.*.log")
     assert "ValueError: seven" in log.read_text()
     done = own_end(quick, 2, "raise", MPIDDP_ABORT_GRACE="soon")
-    assert "ValueError: mpiddp: MPIDDP_ABORT_GRACE must be a number of seconds, got 'soon'" in done.stderr
+    assert "ValueError: mpiddp: MPIDDP_ABORT_GRACE " + message(
+        "launch/invalid_seconds", value="'soon'") in done.stderr
 
 
 def test_nothing_of_ours_is_left_in_a_program_that_goes_on(quick: Mpi) -> None:

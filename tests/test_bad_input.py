@@ -11,6 +11,7 @@ import pytest
 
 from tests import processes
 from tests.cluster import Cluster
+from tests.messages import find, message
 from tests.support import (
     DEADLINE_S,
     EACH_MPI,
@@ -52,20 +53,20 @@ def broken(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("mpi", EACH_MPI)
 @pytest.mark.parametrize(("arguments", "status", "words"), [
     (["no_such_script.py"], 3, "cannot start: script-missing"),
-    (["--frobnicate", HELLO], 2, "unrecognized arguments: --frobnicate"),
+    (["--frobnicate", HELLO], 2, message("launch/unrecognized_arguments", arguments="--frobnicate")),
 ], ids=["missing-script", "unknown-option"])
 def test_once_per_job_under_every_launcher(mpi: Mpi, arguments: list[object], status: int, words: str) -> None:
     check_refused(mpiexec(mpi, 4, *arguments), status, words)
 
 
 @pytest.mark.parametrize(("arguments", "status", "words"), [
-    ([EXAMPLES], 3, "examples is a directory"),
+    ([EXAMPLES], 3, message("launch/no_main_module", path=EXAMPLES, kind="directory")),
     (["-m", "no_such_module"], 3, "No module named no_such_module"),
     (["-m", "tests.no_such_module"], 3, "No module named tests.no_such_module"),
     (["-m", "os.path.x"], 3, "cannot start: script-missing"),
-    (["--backend", "nonsense", HELLO], 3, "backend nonsense"),
-    (["--startup-timeout", "-3", HELLO], 2, "must be greater than 0 and at most 1,000,000,000, got -3"),
-    ([], 2, "a script is needed"),
+    (["--backend", "nonsense", HELLO], 3, "cannot start: backend-unavailable"),
+    (["--startup-timeout", "-3", HELLO], 2, message("launch/seconds_out_of_range", value=-3)),
+    ([], 2, message("launch/no_script")),
 ], ids=["directory", "module", "submodule", "submodule-of-module", "backend", "negative-timeout", "nothing"])
 def test_wrong_arguments(quick: Mpi, arguments: list[object], status: int, words: str) -> None:
     check_refused(mpiexec(quick, 2, *arguments), status, words)
@@ -74,7 +75,7 @@ def test_wrong_arguments(quick: Mpi, arguments: list[object], status: int, words
 def test_nccl_without_a_gpu(quick: Mpi) -> None:
     done = mpiexec(quick, 2, "--backend", "nccl", HELLO, env={"CUDA_VISIBLE_DEVICES": ""})
     check_refused(done, 3, "cannot start: backend-unavailable")
-    assert "has no GPU" in done.stderr
+    assert find("launch/backend_unavailable", done.stderr, backend="nccl", devices="no GPU")
 
 
 def test_a_device_that_is_not_there(quick: Mpi) -> None:
@@ -105,8 +106,10 @@ def test_a_refusal_comes_within_three_seconds(quick: Mpi) -> None:
 @pytest.mark.parametrize("arguments", [["no_such_script.py"], ["--frobnicate", HELLO]], ids=["script", "option"])
 def test_once_per_job_on_three_nodes(cluster: Cluster, arguments: list[object]) -> None:
     done = srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", *arguments)
-    check_refused(done, 2 if "--frobnicate" in arguments else 3,
-                  "unrecognized arguments" if "--frobnicate" in arguments else "(every rank)")
+    if "--frobnicate" in arguments:
+        check_refused(done, 2, message("launch/unrecognized_arguments", arguments="--frobnicate"))
+    else:
+        check_refused(done, 3, message("launch/script_missing", path="no_such_script.py", hosts="on every rank"))
 
 
 @pytest.mark.parametrize(("seen_on", "missing_on"), [("node1|node3", "node2"), ("node1", "node[2-3]")])
@@ -116,7 +119,7 @@ def test_a_script_that_some_nodes_cannot_see_names_them(seen_on: str, missing_on
     command = (f"case $SLURMD_NODENAME in {seen_on}) cp {HELLO} /tmp/t.py;; *) rm -f /tmp/t.py;; esac; "
                f"exec {mpi.python} -m mpiddp /tmp/t.py")
     done = cluster.run("srun", "--mpi=pmix", "-N3", "-n3", "sh", "-c", command, timeout=60, env=mpi.environ(), cwd=ROOT)
-    check_refused(done, 3, f"/tmp/t.py: No such file or directory (on {missing_on})")
+    check_refused(done, 3, message("launch/script_missing", path="/tmp/t.py", hosts=f"on {missing_on}"))
 
 
 @pytest.mark.mpi
@@ -146,13 +149,13 @@ def test_a_torch_that_does_not_import(quick: Mpi, tmp_path: Path) -> None:
     check_refused(mpiexec(quick, 2, HELLO, env={"PYTHONPATH": str(tmp_path)}), 3, "cannot start: torch-unusable")
 
 
-@pytest.mark.parametrize(("lines", "timeout", "words"), first_of([
+@pytest.mark.parametrize(("lines", "timeout", "name", "fields"), first_of([
     ("import torch.distributed as dist; dist.init_process_group = lambda *_, **__: time.sleep(600)", "20",
-     " waits for the others (process group) after 20 s"),
-    ("time.sleep(600)", "10", "waited for 1 of 2 ranks: rank 1 on "),
+     "launch/startup_timeout_of_group", {"stage": "process group"}),
+    ("time.sleep(600)", "10", "launch/startup_timeout", {"missing": 1, "ranks": 2}),
 ]), ids=["group", "import"])
 def test_a_rank_that_hangs_ends_the_job_at_the_deadline(
-    quick: Mpi, tmp_path: Path, lines: str, timeout: str, words: str
+    quick: Mpi, tmp_path: Path, lines: str, timeout: str, name: str, fields: dict[str, object]
 ) -> None:
     """A torch that blocks on rank 1, in its import or later: the other rank gives up and takes it along."""
     (tmp_path / "torch.py").write_text(
@@ -162,7 +165,7 @@ def test_a_rank_that_hangs_ends_the_job_at_the_deadline(
     start = time.monotonic()
     done = mpiexec(quick, 2, "--startup-timeout", timeout, HELLO, env={"PYTHONPATH": str(tmp_path)})
     check_refused(done, 3, "cannot start: startup-timeout")
-    assert words in done.stderr
+    assert len(find(name, done.stderr, seconds=timeout, **fields)) == 1
     assert time.monotonic() - start < 60
 
 
@@ -180,8 +183,8 @@ def test_the_start_has_one_clock(quick: Mpi, tmp_path: Path) -> None:
     done = processes.run(*command[:python], "sh", "-c", late, "sh", *command[python:], timeout=DEADLINE_S, cwd=ROOT,
                          env={**single_node_environ(quick), "PYTHONPATH": str(tmp_path)})
     assert time.monotonic() - start < 15 + 22  # when a clock that began after MPI_Init would end
-    assert "waited for 1 of 2 ranks: rank 1 on " in done.stderr
-    assert "(importing torch) after 22 s" in done.stderr
+    (late,) = find("launch/startup_timeout", done.stderr, seconds=22, missing=1, ranks=2)
+    assert re.fullmatch(r"rank 1 on \S+ \(importing torch\)", late["names"])
     assert done.stderr.count("cannot start: startup-timeout") == 1
 
 
@@ -207,13 +210,12 @@ def without_shm(mpi: Mpi, prepare: str, folder: Path) -> Done:
                          env=single_node_environ(mpi))
 
 
-@pytest.mark.parametrize(("prepare", "words"), first_of([
-    (READ_ONLY_SHM, "this user cannot write to /dev/shm on "), (NO_SHM, "there is no /dev/shm on ")], 2),
-    ids=["read-only", "none"])
-def test_mpich_without_shared_memory(quick: Mpi, prepare: str, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("prepare", "name"), first_of([
+    (READ_ONLY_SHM, "launch/shm_not_writable"), (NO_SHM, "launch/shm_missing")], 2), ids=["read-only", "none"])
+def test_mpich_without_shared_memory(quick: Mpi, prepare: str, name: str, tmp_path: Path) -> None:
     done = without_shm(quick, prepare, tmp_path)
-    check_refused(done, 3, words)
-    assert "cannot start: no-shm" in done.stderr
+    check_refused(done, 3, "cannot start: no-shm")
+    assert len(find(name, done.stderr, host=os.uname().nodename)) == 1
     assert "UCX" not in done.stderr
 
 
@@ -222,4 +224,4 @@ def test_mpich_without_shared_memory(quick: Mpi, prepare: str, words: str, tmp_p
 def test_open_mpi_without_shared_memory(name: str, tmp_path: Path) -> None:
     done = check(without_shm(MPIS[name], NO_SHM, tmp_path))
     assert done.stdout.count("ran\n") == 2
-    assert "mpiddp: warning: shm-small: /dev/shm has 0 MiB" in done.stderr
+    assert find("launch/shm_small", done.stderr, mib=0)

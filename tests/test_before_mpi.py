@@ -10,6 +10,7 @@ from mpiddp.discovery import mpi
 from mpiddp.discovery.mpi import CRAY_MPICH, name_library
 from mpiddp.planning.environment import choose_fork_safety, disable_gpu_support
 from tests import processes
+from tests.messages import message
 from tests.support import DEADLINE_S, PROGRAMS, ROOT, Mpi, check, first_of, mpiexec_command, need, single_node_environ
 
 CRAY = "MPI VERSION    : CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)\nMPI BUILD INFO : Sun Feb 26 16:42 2023\n"
@@ -64,4 +65,4 @@ def test_a_job_on_a_cray(keep: bool, quick: Mpi) -> None:
     warned = [line for line in done.stderr.splitlines() if "gpu-aware-mpi" in line]
     assert len(warned) == (0 if keep else 1), done.stderr
     if not keep:
-        assert warned[0].startswith("mpiddp: warning: gpu-aware-mpi: MPICH_GPU_SUPPORT_ENABLED=1 was set to 0: ")
+        assert warned[0].startswith(message("launch/gpu_support_disabled", value=1))

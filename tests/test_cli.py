@@ -14,7 +14,7 @@ from mpiddp import __version__
 from mpiddp.base.config import DryRunShape, LaunchConfig, OutputFilter, Script
 from mpiddp.cli import read_config
 from mpiddp.options.table import options_to_variables
-from tests.messages import message
+from tests.messages import find, message
 from tests.support import EXAMPLES, Mpi, alone, bare_starts, check, free_port, mpiexec, noise
 
 
@@ -75,43 +75,46 @@ def test_a_variable_that_no_option_has_is_noted() -> None:
 
 
 @pytest.mark.parametrize(("arguments", "environ", "words"), [
-    ([], {}, "a script is needed"),
-    (["-m"], {}, "a module is needed after -m"),
-    (["-c"], {}, "code is needed after -c"),
-    (["--bind", "cores", "t.py"], {}, "argument --bind: invalid choice: 'cores'"),
-    (["t.py"], {"MPIDDP_BIND": "cores"}, "MPIDDP_BIND must be one of auto, none, launcher, got 'cores'"),
-    (["t.py"], {"MPIDDP_SHOW": "first"},
-     "MPIDDP_SHOW must be all, none, fold, or ranks as in 0,4,local-0, got 'first'"),
-    (["--pass-local-rank=local", "t.py"], {}, "must be an option's name such as --local-rank, got 'local'"),
-    (["--frobnicate", "t.py"], {}, "unrecognized arguments: --frobnicate"),
-    (["--back", "gloo", "t.py"], {}, "unrecognized arguments: --back"),
-    (["--nproc-per-node", "2", "t.py"], {}, "--nproc-per-node; how many processes start is for the"),
-    (["--quiet", "--nproc_per_node=2", "t.py"], {}, "--nproc_per_node=2; how many processes start"),
-    (["-n", "2", "t.py"], {}, "-n; how many processes start"),
-    (["--log-dri", "x", "t.py"], {}, "--log-dri; did you mean --log-dir?"),
-    (["--master-port=29500", "t.py"], {}, "leave it out: MPI tells the ranks, and mpiddp finds address and port"),
-    (["--rdzv_endpoint=a:1", "--tee", "3", "t.py"], {}, "leave it out: MPI tells the ranks"),
-    (["--startup-timeout", "-5", "t.py"], {}, "must be greater than 0 and at most 1,000,000,000, got -5"),
-    (["--startup-timeout", "nan", "t.py"], {}, "must be greater than 0 and at most 1,000,000,000, got nan"),
-    (["--startup-timeout", "soon", "t.py"], {}, "must be a number of seconds, got 'soon'"),
-    (["--dry-run", "--nodes", "2"], {}, "--dry-run needs --nodes and --ranks-per-node"),
-    (["--dry-run", "--nodes", "0", "--ranks-per-node", "1"], {}, "must be a number greater than 0, got '0'"),
-    (["--explain=x", "t.py"], {}, "must be a rank, got 'x'"),
-    (["--interface=10.99.0.0/33", "t.py"], {}, "must be names of interfaces, or networks such as 10.1.0.0/16, got"),
-    (["--group-timeout", "1e300", "t.py"], {}, "must be greater than 0 and at most 1,000,000,000, got 1e300"),
-    (["--threads", "²", "t.py"], {}, "must be a number greater than 0, got '²'"),
-    (["--port", "65535", "t.py"], {}, "must be a port from 1 to 65534, got '65535'"),
-    (["--explain", "--dry-run", "--facts", "f"], {}, "--explain starts a job, and --dry-run does not"),
-    (["--show", "first", "t.py"], {}, "must be all, none, fold, or ranks as in 0,4,local-0, got 'first'"),
-    (["--exit", "slow", "t.py"], {}, "must be quick or python, got 'slow'"),
-    (["--log-dir=a", "--log-max-bytes=4095", "t.py"], {}, "from 4096 on, as in 100M (K, M, G), got '4095'"),
-    (["--log-dir=a", "--log-max-bytes=M", "t.py"], {}, "from 4096 on, as in 100M (K, M, G), got 'M'"),
-    (["--log-compress=gzip", "t.py"], {}, "--log-compress needs --log-dir DIR"),
-    (["--log-max-bytes=1G", "t.py"], {}, "--log-max-bytes needs --log-dir DIR"),
-    (["t.py"], {"MPIDDP_LOG_COMPRESS": "xz"}, "MPIDDP_LOG_COMPRESS must be one of gzip, zstd, got 'xz'"),
-    (["--abort-grace", "0", "t.py"], {}, "must be greater than 0 and at most 1,000,000,000, got 0"),
-    (["t.py"], {"MPIDDP_STARTUP_TIMEOUT": "0"}, "MPIDDP_STARTUP_TIMEOUT must be greater than 0 and at most 1,000,000"),
-    (["t.py"], {"MPIDDP_QUIET": "perhaps"}, "MPIDDP_QUIET must be one of"),
+    ([], {}, message("launch/no_script")),
+    (["-m"], {}, message("launch/no_module")),
+    (["-c"], {}, message("launch/no_code")),
+    (["--bind", "cores", "t.py"], {}, message("launch/invalid_choice", option="--bind", value="'cores'")),
+    (["t.py"], {"MPIDDP_BIND": "cores"}, message(
+        "launch/invalid_variable", variable="MPIDDP_BIND", choices="auto, none, launcher", value="'cores'")),
+    (["t.py"], {"MPIDDP_SHOW": "first"}, f"MPIDDP_SHOW {message('launch/invalid_show', value=repr('first'))}"),
+    (["--pass-local-rank=local", "t.py"], {}, message("launch/invalid_option_name", value="'local'")),
+    (["--frobnicate", "t.py"], {}, message("launch/unrecognized_arguments", arguments="--frobnicate")),
+    (["--back", "gloo", "t.py"], {}, message("launch/unrecognized_arguments", arguments="--back")),
+    *((words, {}, message("launch/number_of_processes_is_the_launchers", option=option)) for words, option in (
+        (["--nproc-per-node", "2", "t.py"], "--nproc-per-node"), (["-n", "2", "t.py"], "-n"),
+        (["--quiet", "--nproc_per_node=2", "t.py"], "--nproc_per_node=2"))),
+    (["--log-dri", "x", "t.py"], {}, message("launch/similar_option", option="--log-dri", similar="--log-dir")),
+    (["--master-port=29500", "t.py"], {}, message("launch/address_and_port_are_chosen")),
+    (["--rdzv_endpoint=a:1", "--tee", "3", "t.py"], {}, message("launch/address_and_port_are_chosen")),
+    *(([option, value, "t.py"], {}, message("launch/seconds_out_of_range", value=value)) for option, value in (
+        ("--startup-timeout", "-5"), ("--startup-timeout", "nan"), ("--group-timeout", "1e300"),
+        ("--abort-grace", "0"))),
+    (["--startup-timeout", "soon", "t.py"], {}, message("launch/invalid_seconds", value="'soon'")),
+    (["--dry-run", "--nodes", "2"], {}, message("launch/incomplete_dry_run")),
+    (["--dry-run", "--nodes", "0", "--ranks-per-node", "1"], {}, message("launch/invalid_number", value="'0'")),
+    (["--explain=x", "t.py"], {}, message("launch/invalid_rank", value="'x'")),
+    (["--interface=10.99.0.0/33", "t.py"], {}, message("launch/invalid_interface", value="'10.99.0.0/33'")),
+    (["--threads", "²", "t.py"], {}, message("launch/invalid_number", value="'²'")),
+    (["--port", "65535", "t.py"], {}, message("launch/invalid_port", value="'65535'")),
+    (["--explain", "--dry-run", "--facts", "f"], {}, message("launch/explain_with_dry_run")),
+    (["--show", "first", "t.py"], {}, message("launch/invalid_show", value="'first'")),
+    (["--exit", "slow", "t.py"], {}, message("launch/invalid_word", usual="quick", other="python", value="'slow'")),
+    (["--log-dir=a", "--log-max-bytes=4095", "t.py"], {}, message("launch/invalid_bytes", value="'4095'")),
+    (["--log-dir=a", "--log-max-bytes=M", "t.py"], {}, message("launch/invalid_bytes", value="'M'")),
+    *(([word, "t.py"], {}, message("launch/option_needs_another", option=word.split("=")[0], needed="--log-dir DIR"))
+      for word in ("--log-compress=gzip", "--log-max-bytes=1G")),
+    (["t.py"], {"MPIDDP_LOG_COMPRESS": "xz"}, message(
+        "launch/invalid_variable", variable="MPIDDP_LOG_COMPRESS", choices="gzip, zstd", value="'xz'")),
+    (["t.py"], {"MPIDDP_STARTUP_TIMEOUT": "0"},
+     f"MPIDDP_STARTUP_TIMEOUT {message('launch/seconds_out_of_range', value=0)}"),
+    (["t.py"], {"MPIDDP_QUIET": "perhaps"}, message(
+        "launch/invalid_variable", variable="MPIDDP_QUIET", value="'perhaps'",
+        choices="1, true, yes, on, 0, false, no, off")),
 ])
 def test_wrong_usage_is_one_line(arguments: list[str], environ: dict[str, str], words: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError) as caught:
@@ -141,8 +144,8 @@ def test_dry_run_needs_neither_mpi_nor_torch(quick: Mpi) -> None:
                f"sys.argv[1:] = {arguments}; import runpy; "
                "runpy.run_module('mpiddp', run_name='__main__', alter_sys=True)")
     done = check(alone(quick, "-c", blocked, env={"SLURM_JOB_NODELIST": "n[07-08]"}))
-    assert "  n07: ranks 0 to 3" in done.stdout
-    assert "  n08: ranks 4 to 7" in done.stdout
+    for host, first in (("n07", 0), ("n08", 4)):
+        assert message("launch/planned_ranks", host=host, first=first, last=first + 3) in done.stdout
     last = done.stdout.split("rank 7:\n")[1]
     for line in ("RANK=7", "WORLD_SIZE=8", "LOCAL_RANK=3", "NODE_RANK=1", "MASTER_ADDR=<address of n07>"):
         assert f"  {line}\n" in last
@@ -158,12 +161,16 @@ def test_explain_says_where_each_variable_comes_from(quick: Mpi) -> None:
     done = check(mpiexec(quick, 2, "--explain=1", EXAMPLES / "hello_world.py",
                          env={"MASTER_PORT": "29500", "OMP_NUM_THREADS": "3"}))
     head, *rest = done.stdout.splitlines()
-    assert re.fullmatch(r"runs on cpu with Python 3\.\S+, torch 2\.\S+, MPICH \S+, mpi4py \S+, mpiddp \S+; "
-                        r"\S+/hello_world.py at git \S+", head), head
-    lines = dict(line.split("=", 1) for line in rest)
-    assert lines["RANK"] == "1  from MPI, rank in the job; the same as PMI_RANK"
-    assert lines["MASTER_PORT"].endswith("lost: MASTER_PORT=29500 in the environment")
-    assert lines["OMP_NUM_THREADS"] == "3  from the environment, as the user set it"
+    (found,) = find("launch/explained_software", head, device="cpu")
+    assert re.fullmatch(r"Python 3\.\S+, torch 2\.\S+, MPICH \S+, mpi4py \S+, mpiddp \S+; "
+                        r"\S+/hello_world.py at git \S+", found["software"])
+    lines = {line.split("=")[0]: line for line in rest}
+    rank = message("launch/explained_variable", variable="RANK", value=1, source="MPI (rank in the job)")
+    assert lines["RANK"] == rank + message("launch/launcher_agrees", variables="PMI_RANK")
+    assert lines["MASTER_PORT"].endswith(message(
+        "launch/overridden_value", former="MASTER_PORT=29500 in the environment"))
+    assert lines["OMP_NUM_THREADS"] == message(
+        "launch/explained_variable", variable="OMP_NUM_THREADS", value=3, source="the environment (set by the user)")
     assert "hello from" not in done.stdout
     assert "MASTER_PORT=29500 on rank 0" in done.stderr
 
@@ -178,13 +185,13 @@ def test_explain_runs_no_script(quick: Mpi, tmp_path: Path) -> None:
 
 def test_explain_of_a_rank_that_is_not_there(quick: Mpi) -> None:
     done = check(mpiexec(quick, 2, "--explain=2"), 2)
-    assert done.stderr.count("mpiddp: --explain 2: the job has ranks 0 to 1\n") == 1
+    assert done.stderr.count(message("launch/no_rank_to_explain", rank=2, last=1)) == 1
 
 
 def test_options_by_the_names_of_their_variables() -> None:
-    text = "--share-gpus lets ranks share one (--gpus-per-node=4), --device=cpu takes none; leave --backend away"
+    text = "--share-gpus lets ranks share one (--gpus-per-node=4), --device=cpu uses none; omit --backend"
     assert options_to_variables(text) == ("MPIDDP_SHARE_GPUS=1 lets ranks share one (--gpus-per-node=4), "
-                                          "MPIDDP_DEVICE=cpu takes none; leave MPIDDP_BACKEND away")
+                                          "MPIDDP_DEVICE=cpu uses none; omit MPIDDP_BACKEND")
 
 
 CODE = """
@@ -230,9 +237,9 @@ def test_what_nobody_has_is_told_once(quick: Mpi, tmp_path: Path) -> None:
     (script := tmp_path / "alone.py").write_text("print('done')\n")
     done = check(mpiexec(quick, 2, "--show=0,7", "--log-dir", tmp_path / "logs", script,
                          env={"MPIDDP_STARTUP_TIMOUT": "7"}))
-    assert done.stderr.count("mpiddp: warning: no-rank: --show names rank 7, but the job has ranks 0 to 1\n") == 1
-    assert done.stderr.count("mpiddp: warning: unknown-variable: no option has the variable "
-                             "MPIDDP_STARTUP_TIMOUT (did you mean MPIDDP_STARTUP_TIMEOUT?)\n") == 1
+    assert done.stderr.count(message("launch/no_such_rank", ranks=7, last=1)) == 1
+    assert done.stderr.count(message(
+        "launch/unknown_variable", variables="MPIDDP_STARTUP_TIMOUT (did you mean MPIDDP_STARTUP_TIMEOUT?)")) == 1
     assert done.stderr.splitlines().count(message("launch/independent_ranks_ran", ranks=2, advice="")) == 1
     (folder,) = (tmp_path / "logs").iterdir()
     assert f"\n  logs in {folder}\n" in done.stderr

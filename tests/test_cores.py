@@ -20,6 +20,7 @@ from mpiddp.planning.cores import CpuShare, count_cores, share_cpus, warn_crowde
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
+from tests.messages import message
 from tests.support import (
     DEADLINE_S,
     MPIS,
@@ -138,11 +139,11 @@ def test_warnings() -> None:
     tight = machine(2)
     assert warn_crowded_cores(ranks(LAPTOP, *[range(16)] * 8), "auto") == []
     assert warn_crowded_cores([*ranks(tight, *[range(2)] * 4), *ranks(tight, *[range(2)] * 4, node=4)], "auto") == [
-        "one-core: 4 ranks have 2 cores on n[0,4]; ask for more, or start fewer ranks"]
+        message("launch/one_core", ranks=4, cores="2 cores", hosts="n[0,4]")]
     one_for_all = ranks(LAPTOP, *[[0]] * 4)
     assert warn_crowded_cores(one_for_all, "auto") == []
-    assert [line.split(" on ")[0] for line in warn_crowded_cores(one_for_all, "launcher")] == [
-        "shared-cores: 4 ranks were given 1 of 16 CPUs"]
+    assert warn_crowded_cores(one_for_all, "launcher") == [
+        message("launch/shared_cores", ranks=4, cores=1, allowed=16, hosts="n0")]
 
 
 SHARED = machine(112, numa=2)  # a node that its scheduler does not confine
@@ -174,7 +175,7 @@ def test_a_launchers_binding_is_kept_where_it_is_no_wider_than_what_was_given() 
 def test_fewer_cpus_given_than_ranks_are_shared_by_them() -> None:
     facts = ranks(SHARED, *[range(112)] * 2, given=CpuGrant(1, False, 0))
     assert share_cpus(facts, "auto") == [CpuShare(frozenset({0}), 1)] * 2
-    assert [line.split(";")[0] for line in warn_crowded_cores(facts, "auto")] == ["one-core: 2 ranks have 1 core on n0"]
+    assert warn_crowded_cores(facts, "auto") == [message("launch/one_core", ranks=2, cores="1 core", hosts="n0")]
 
 
 def test_a_process_that_nobody_launched_takes_no_more_either() -> None:
@@ -226,8 +227,7 @@ def test_what_flux_gave_a_job_is_all_there_is(masks: list[Collection[int]], want
     node = [one._replace(allowed=one.cpus) for one in ranks(A100_NODE, *masks)]
     assert [share.cpus for share in share_cpus(node, "auto")] == [frozenset(cpus) for cpus in wanted]
     few = [one._replace(allowed=one.cpus) for one in ranks(A100_NODE, {3}, {3})]
-    assert warn_crowded_cores(few, "auto") == [
-        "one-core: 2 ranks have 1 core on n0; ask for more, or start fewer ranks"]
+    assert warn_crowded_cores(few, "auto") == [message("launch/one_core", ranks=2, cores="1 core", hosts="n0")]
 
 
 def test_a_rank_of_flux_keeps_to_its_binding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,5 +399,5 @@ def test_a_rank_that_nobody_launched_keeps_its_cores(quick: Mpi) -> None:
 
 def test_a_warning_for_more_ranks_than_cores(quick: Mpi) -> None:
     done = check(mpiexec(quick, CORES + 1, PROGRAMS / "cores.py"))
-    warning = f"mpiddp: warning: one-core: {CORES + 1} ranks have {CORES} cores on {os.uname().nodename};"
+    warning = message("launch/one_core", ranks=CORES + 1, cores=f"{CORES} cores", hosts=os.uname().nodename)
     assert done.stderr.count(warning) == 1, done.stderr

@@ -39,7 +39,7 @@ RUN_BY = {
     "srun python -m mpiddp train.py": ("tests/test_batch.py::test_a_script_says_hello", '"cray.sh"'),
     'COMMAND="shifter python -m mpiddp train.py"': (
         "tests/test_batch_launchers.py::test_what_srun_is_told", '"shifter '),
-    "srun --mpi=list": ("tests/test_fit.py::test_srun_that_offers_nothing_fitting", "this Slurm has --mpi=pmix"),
+    "srun --mpi=list": ("tests/test_fit.py::test_srun_that_offers_nothing_fitting", "launch/fitting_option"),
     "sbatch srun_pmix.sh": ("tests/test_batch.py::test_a_script_says_hello", '"srun_pmix.sh"'),
     "sbatch llsub.sh": ("tests/test_batch.py::test_a_script_says_hello", '"llsub.sh"'),
     "LLsub llsub.sh": ("tests/test_batch.py::test_llsub", '"LLsub"'),

@@ -19,6 +19,7 @@ from mpiddp.planning.compatibility import (
 )
 from tests import processes
 from tests.cluster import Cluster
+from tests.messages import find, message
 from tests.support import (
     DEADLINE_S,
     EXAMPLES,
@@ -81,12 +82,14 @@ def test_what_fits(environ: dict[str, str], library: Library) -> None:
 
 
 @pytest.mark.parametrize(("environ", "library", "name", "words"), [
-    (MPIRUN, MPICH, "launcher-mismatch", "4 processes started by Open MPI's mpirun, but mpi4py loaded MPICH 5.0.2"),
-    (MPIRUN, INTEL, "launcher-mismatch", "start with Intel MPI's mpiexec"),
-    (HYDRA, OPEN_MPI_5, "launcher-mismatch", "start with Open MPI's mpirun"),
-    ({**STEP, **HYDRA}, OPEN_MPI_5, "launcher-mismatch", "start with Open MPI's mpirun"),
-    ({**IN_PMIX, **BY_MPICH}, OPEN_MPI_5, "launcher-mismatch", "start with Open MPI's mpirun"),
-    ({**IN_PMI2, **BY_PRRTE}, MPICH, "launcher-mismatch", "start with MPICH's mpiexec"),
+    (MPIRUN, MPICH, "launcher-mismatch", message(
+        "launch/launcher_mismatch", processes="4 processes", launcher="Open MPI's mpirun", library=MPICH)),
+    *((environ, library, "launcher-mismatch", message("launch/start_with_its_launcher", launcher=launcher))
+      for environ, library, launcher in (
+          (MPIRUN, INTEL, "Intel MPI's mpiexec"), (HYDRA, OPEN_MPI_5, "Open MPI's mpirun"),
+          ({**STEP, **HYDRA}, OPEN_MPI_5, "Open MPI's mpirun"),
+          ({**IN_PMIX, **BY_MPICH}, OPEN_MPI_5, "Open MPI's mpirun"),
+          ({**IN_PMI2, **BY_PRRTE}, MPICH, "MPICH's mpiexec"))),
     (STEP, OPEN_MPI_5, "no-pmix", "use srun --mpi=pmix"),
     (STEP, MPICH, "no-pmix", "use srun --mpi=pmi2"),
     (STEP, UNKNOWN, "no-pmix", "use srun --mpi=pmix or --mpi=pmi2"),
@@ -101,17 +104,18 @@ def test_what_does_not_fit(environ: dict[str, str], library: Library, name: str,
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(("environ", "script", "words"), [
-    ({"TORCHELASTIC_RUN_ID": "none"}, "t.py", "a rank of torchrun already"),
-    ({"TORCHELASTIC_RUN_ID": "none", "ACCELERATE_MIXED_PRECISION": "no"}, "t.py", "a rank of accelerate launch"),
-    ({"TORCHELASTIC_RUN_ID": "mpiddp-1234"}, "t.py", "a rank of mpiddp already"),
-    ({}, "/usr/bin/torchrun", "torchrun as the script"),
-    ({}, "torch.distributed.run", "torch.distributed.run as the script"),
+@pytest.mark.parametrize(("environ", "script", "name", "launcher"), [
+    ({"TORCHELASTIC_RUN_ID": "none"}, "t.py", "launch/rank_of_another_launcher", "torchrun"),
+    ({"TORCHELASTIC_RUN_ID": "none", "ACCELERATE_MIXED_PRECISION": "no"}, "t.py", "launch/rank_of_another_launcher",
+     "accelerate launch"),
+    ({"TORCHELASTIC_RUN_ID": "mpiddp-1234"}, "t.py", "launch/rank_of_another_launcher", "mpiddp"),
+    ({}, "/usr/bin/torchrun", "launch/script_is_a_launcher", "torchrun"),
+    ({}, "torch.distributed.run", "launch/script_is_a_launcher", "torch.distributed.run"),
 ])
-def test_one_launcher_in_another(environ: dict[str, str], script: str, words: str) -> None:
+def test_one_launcher_in_another(environ: dict[str, str], script: str, name: str, launcher: str) -> None:
     with pytest.raises(LaunchError, match="nested-launcher") as caught:
         check_nested(runtime.find_outer_launcher(environ), Script(script))
-    assert words in caught.value.actual
+    assert caught.value.actual == message(name, launcher=launcher)
     check_nested(runtime.find_outer_launcher({}), Script("t.py"))
 
 
@@ -124,7 +128,8 @@ def test_a_launcher_in_each_task_of_a_step(launcher: dict[str, str]) -> None:
         assert (found.size, found.task) == (4, 1)
         with pytest.raises(LaunchError, match="nested-launcher") as caught:
             check_outer_tasks(found)
-        assert f"{found.launcher.name} in each of 2 tasks" in caught.value.actual
+        assert caught.value.actual == message(
+            "launch/launcher_in_each_task", launcher=found.launcher.name, tasks=2, outer="srun")
 
 
 @pytest.mark.parametrize("launcher", DAEMONS)
@@ -168,11 +173,10 @@ def alone(environ: dict[str, str], library: Library) -> list[str]:
 
 
 def test_a_process_alone_in_an_allocation_of_several_tasks() -> None:
-    line, = alone(BATCH, OPEN_MPI_5)
-    assert line.startswith("no-launcher: the Slurm job is for 6 tasks")
-    assert "put srun --mpi=pmix, or Open MPI's mpirun, before python -m mpiddp" in line
-    assert "--mpi=pmi2" in alone(BATCH, MPICH)[0]
-    assert "put srun --mpi=cray_shasta, or mpiexec, before" in alone(BATCH, CRAY)[0]
+    for library, start in ((OPEN_MPI_5, "srun --mpi=pmix, or Open MPI's mpirun,"),
+                           (MPICH, "srun --mpi=pmi2, or MPICH's mpiexec,"),
+                           (CRAY, "srun --mpi=cray_shasta, or mpiexec,")):
+        assert alone(BATCH, library) == [message("launch/no_launcher", scheduler="Slurm", size="6 tasks", start=start)]
     for environ in ({**BATCH, "SLURM_NTASKS": "1"}, {**BATCH, "SLURM_NTASKS": "many"}, {}):
         assert alone(environ, OPEN_MPI_5) == []
 
@@ -189,7 +193,7 @@ def test_torchrun_around_mpiddp_is_refused_once() -> None:
 def test_a_value_that_this_slurm_lacks_is_not_named() -> None:
     with pytest.raises(LaunchError) as caught:
         check_compatibility(read_launch_facts(STEP), UNKNOWN, ["none", "pmi2"])
-    assert caught.value.do == "use srun --mpi=pmi2; this Slurm has --mpi=none, pmi2"
+    assert caught.value.do == message("launch/fitting_option", options="--mpi=pmi2", available="none, pmi2")
 
 
 def test_a_world_that_is_split() -> None:
@@ -197,7 +201,8 @@ def test_a_world_that_is_split() -> None:
     check_world_size(read_launch_facts({}), 1, OPEN_MPI_5)
     with pytest.raises(LaunchError, match="split-world") as caught:
         check_world_size(read_launch_facts(MPIRUN), 1, UNKNOWN)
-    assert "4 processes started by Open MPI's mpirun, but MPI's world size is 1" in caught.value.actual
+    assert caught.value.actual == message(
+        "launch/split_world", processes="4 processes", launcher="Open MPI's mpirun", size=1, library=UNKNOWN)
 
 
 @pytest.mark.parametrize(("name", "version", "description", "spoken"), [
@@ -250,5 +255,5 @@ def test_srun_that_offers_nothing_fitting(option: str, name: str, problem: str, 
     check_refused(done, problem)
     if (option, name) != ("pmi2", "impi"):
         fitting = "--mpi=pmix" if FAMILY[name] == "pmix" else "--mpi=pmi2"
-        assert f" {fitting}" in done.stderr.split("  do ")[1]
-        assert "this Slurm has --mpi=pmix, none, cray_shasta, pmi2" in done.stderr
+        (advice,) = find("launch/fitting_option", done.stderr, available="pmix, none, cray_shasta, pmi2")
+        assert advice["options"].startswith(fitting)

@@ -237,4 +237,4 @@ def test_a_bar_in_a_file_takes_a_line_every_ten_seconds(quick: Mpi) -> None:
 @pytest.mark.parametrize("prefix", ["{host} ", "{local_rank}: {rank}", "{rank:05d} "])
 def test_a_prefix_that_lines_of_several_ranks_cannot_have(quick: Mpi, prefix: str) -> None:
     done = check(mpiexec(quick, 2, "--show", "fold", "--prefix", prefix, FOLDED, "numbers"), 2)
-    assert done.stderr.count("have two fields alone: rank, a text as in 0-3, and time") == 1
+    assert done.stderr.count(message("launch/prefix_cannot_be_folded", prefix=repr(prefix))) == 1

@@ -153,8 +153,9 @@ def test_standard_input_under_srun(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["-"], "standard input is empty on rank 0"),
-    (["package_of_data"], "package_of_data is a directory without a __main__.py"),
-    (["data.zip"], "data.zip is a zip file without a __main__.py"), (["other.pyc"], "other.pyc: bad magic number in"),
+    (["package_of_data"], message("launch/no_main_module", path="package_of_data", kind="directory")),
+    (["data.zip"], message("launch/no_main_module", path="data.zip", kind="zip file")),
+    (["other.pyc"], "other.pyc: bad magic number in"),
 ])
 def test_what_is_no_script(quick: Mpi, tmp_path: Path, arguments: list[str], words: str) -> None:
     (tmp_path / "package_of_data").mkdir()

@@ -28,6 +28,7 @@ from mpiddp.planning.gpus import GpuChoice, RankGpus, choose_gpus
 from mpiddp.planning.job import Placement
 from mpiddp.planning.problems import Advice
 from tests.cluster import Cluster
+from tests.messages import find, message
 from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, Mpi, check, mpiexec
 
 SCRIPT = Script("train.py")
@@ -84,8 +85,7 @@ def test_a_gpu_of_each_tasks_own_by_cgroup_stays_the_first() -> None:
     assert found == [GpuChoice(gpu, 0) for gpu in A100_NODE]
     lines = gpus.warn_isolated_gpus((host, one.ordinal != local) for host in ("n1", "n2")
                                     for local, one in enumerate(found))
-    assert [line.split(" ranks ")[0] for line in lines] == ["isolated-gpus: on n[1-2]"]
-    assert "--virtual-local-rank" in lines[0]
+    assert lines == [message("launch/isolated_gpus", hosts="n[1-2]")]
     assert gpus.warn_isolated_gpus([("n1", False)]) == []
 
 
@@ -142,7 +142,8 @@ def test_a_virtual_local_rank_shows_each_rank_its_own_alone() -> None:
 def test_too_few_gpus() -> None:
     with pytest.raises(LaunchError) as caught:
         choose_gpus(alike(SUPERCLOUD, 3), "n1", advice=Advice(SRUN, SLURM))
-    assert (caught.value.name, caught.value.actual) == ("too-few-gpus", "3 ranks on n1, which see 2 GPUs")
+    assert (caught.value.name, caught.value.actual) == (
+        "too-few-gpus", message("launch/too_few_gpus", ranks=3, gpus="2 GPUs", host="n1"))
     assert "--ntasks-per-node=2" in caught.value.do
     assert "--gpus-per-node=3" in caught.value.do
 
@@ -152,7 +153,7 @@ def test_two_ranks_with_one_gpu() -> None:
     with pytest.raises(LaunchError) as caught:
         choose_gpus(sights, "n2", advice=Advice(SRUN, SLURM))
     assert (caught.value.name, caught.value.actual) == (
-        "duplicate-gpu", "ranks 8 and 9 on n2 both see only the GPU GPU-01")
+        "duplicate-gpu", message("launch/duplicate_gpu", rank=8, other=9, host="n2", gpu="GPU-01"))
     assert "--gpus-per-task=1" in caught.value.do
 
 
@@ -271,7 +272,7 @@ def test_several_gpus_of_a_nodes_only_task_are_idle() -> None:
     facts = [one._replace(task_gpus=8) for one in hosts(*alike((), 1))]
     with pytest.raises(LaunchError, match="idle-gpus") as caught:
         job.plan_pre_torch(facts, LaunchConfig(SCRIPT))
-    assert caught.value.actual == "1 rank, but 8 GPUs on n1"
+    assert caught.value.actual == message("launch/idle_gpus", gpus=8, hosts="n1")
     assert job.plan_pre_torch(facts, LaunchConfig(SCRIPT, idle_gpus=True))
     assert job.plan_pre_torch(facts, LaunchConfig())  # a notebook, or a simulation that uses the others
     assert job.plan_pre_torch([one._replace(task_gpus=1) for one in hosts(*alike((), 4))], LaunchConfig())
@@ -283,7 +284,8 @@ def test_slurm_gives_its_only_task_all_gpus(cluster: Cluster) -> None:
                        "--mpi=pmix", str(mpi.python), "-m", "mpiddp", str(PROGRAMS / "cores.py"), timeout=DEADLINE_S,
                        env=mpi.environ(), cwd=ROOT)
     assert done.returncode == 3, done.stdout
-    assert "mpiddp: cannot start: idle-gpus\n  found    1 rank, but 4 GPUs on node[1-2]\n" in done.stderr
+    assert "mpiddp: cannot start: idle-gpus" in done.stderr
+    assert message("launch/idle_gpus", gpus=4, hosts="node[1-2]") in done.stderr
 
 
 def after(plans: list[job.PreTorchPlan], seen: tuple[Gpu, ...], config: LaunchConfig = LaunchConfig(),  # noqa: B008
@@ -314,8 +316,8 @@ def test_a_torch_that_sees_other_gpus_than_planned_is_refused() -> None:
     plans = job.plan_pre_torch(hosts(*own(SUPERCLOUD, SUPERCLOUD)), LaunchConfig())
     with pytest.raises(LaunchError) as caught:
         after(plans, (board("99"), board("98")), shown=False)
-    assert (caught.value.name, caught.value.actual) == (
-        "device-unavailable", "GPU-14 was chosen for rank 0 on n1, but torch sees 99 at cuda:0")
+    assert (caught.value.name, caught.value.actual) == ("device-unavailable", message(
+        "launch/other_gpu_than_planned", gpu="GPU-14", rank=0, host="n1", actual=99, device="cuda:0"))
 
 
 def test_a_cuda_that_orders_gpus_in_its_own_way_is_followed() -> None:
@@ -391,8 +393,8 @@ def test_kept_cores_choose_the_gpus_that_are_near() -> None:
 def test_kept_cores_that_no_order_of_gpus_is_near_to_are_told() -> None:
     plans = job.plan_pre_torch(bound(A100_NODE, 0, 0), LaunchConfig(binding="launcher"))
     assert [one.choice and one.choice.gpu.numa for one in plans] == [3, 0]  # the first of two that are equally far
-    assert [line.partition(";")[0] for line in plans[0].warnings if line.startswith("far")] == [
-        "far-gpus: 1 rank on n1 run on another socket than their GPU"]
+    assert [line for line in plans[0].warnings if line.startswith("far")] == [
+        message("launch/far_gpus", hosts="n1")]
 
 
 NPS4 = Topology(tuple((cpu,) for cpu in range(8)), tuple(range(8)), (0, 0, 0, 0, 1, 1, 1, 1))  # a NUMA node a core
@@ -525,7 +527,8 @@ def test_an_accelerator_that_torch_learns_of_from_a_package(quick: Mpi) -> None:
     assert "2 ranks on 1 node, imagiccl on imagined, " in done.stderr
     done = mpiexec(quick, 3, PROGRAMS / "which_device.py", env=env)
     assert done.returncode == 3
-    assert "mpiddp: cannot start: too-few-gpus\n  found    3 ranks on " in done.stderr
+    assert "mpiddp: cannot start: too-few-gpus" in done.stderr
+    assert find("launch/too_few_gpus", done.stderr, gpus="2 GPUs")
 
 
 @pytest.mark.parametrize(("options", "cgroup", "devices", "uuids"), [

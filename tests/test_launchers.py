@@ -30,6 +30,7 @@ from mpiddp.planning.gpus import GpuChoice
 from mpiddp.planning.problems import choose_advice
 from mpiddp.where.client import UnansweredError, find_endpoint
 from mpiddp.where.registry import JobEndpoint, find_job_number, write_endpoint
+from tests.messages import find, message
 
 MPICH = Library("MPICH", (5, 0, 2), "/lib/libmpi.so.12", frozenset({"pmi"}))
 CRAY_BUILT = Library("MPICH", (4, 1), "/opt/x/libmpi.so.12", ALL_INTERFACES)  # it has loaded Cray's libpmi
@@ -222,7 +223,8 @@ def test_no_message_of_a_start_names_the_option_of_another_launcher(
         said.append(memory_advice(scheduler.memory_use, scheduler.memory))
     for text in said:
         assert not {option for option in foreign if re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text)}, text
-        assert scheduler is schedulers.SLURM or "Slurm" not in text or "as Slurm says" in text, text
+        assert scheduler is schedulers.SLURM or "Slurm" not in text or find(
+            "launch/too_few_gpus_from_slurm", text), text
 
 
 def test_cray_mpich_is_told_of_cray_shasta_where_slurm_has_it() -> None:
@@ -258,7 +260,7 @@ def test_a_launcher_in_a_task_of_flux(outer: dict[str, str], inner: dict[str, st
     check_world_size(found, 4, MPICH)
     with pytest.raises(LaunchError, match="nested-launcher") as caught:
         check_outer_tasks(read_launch_facts({**outer, **inner}))
-    assert "in each of 4 tasks that flux run has started" in caught.value.actual
+    assert find("launch/launcher_in_each_task", caught.value.actual, outer="flux run", tasks=4)
 
 
 @pytest.mark.parametrize("kind", ["srun cray_shasta 22", "flux pmix", "PALS cray"])
@@ -302,21 +304,22 @@ def test_a_job_is_found_by_what_its_scheduler_calls_it(
         find_endpoint("77.pbs01")
 
 
-@pytest.mark.parametrize(("environ", "start"), [
-    ({"PBS_JOBID": "9", "PBS_NODEFILE": "@"}, "the PBS job is for 4 MPI processes"),
-    ({"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "n1 16 n2 16"}, "the LSF job is for 2 nodes"),
-    ({"JOB_ID": "4", "SGE_ROOT": "/sge", "NHOSTS": "2", "NSLOTS": "8"}, "the SGE job is for 2 nodes"),
-    ({"_CONDOR_PROCNO": "0", "_CONDOR_NPROCS": "3"}, "the HTCondor job is for 3 nodes"),
-    ({"AWS_BATCH_JOB_ID": "a", "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "0"}, "the AWS Batch job"),
-    ({"K_MPI_JOB_ROLE": "launcher"}, "the Kubernetes' MPI Operator job is for 2"),
+@pytest.mark.parametrize(("environ", "scheduler", "size"), [
+    ({"PBS_JOBID": "9", "PBS_NODEFILE": "@"}, "PBS", "4 MPI processes"),
+    ({"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "n1 16 n2 16"}, "LSF", "2 nodes"),
+    ({"JOB_ID": "4", "SGE_ROOT": "/sge", "NHOSTS": "2", "NSLOTS": "8"}, "SGE", "2 nodes"),
+    ({"_CONDOR_PROCNO": "0", "_CONDOR_NPROCS": "3"}, "HTCondor", "3 nodes"),
+    ({"AWS_BATCH_JOB_ID": "a", "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "0"}, "AWS Batch",
+     "2 nodes"),
+    ({"K_MPI_JOB_ROLE": "launcher"}, "Kubernetes' MPI Operator", "2 nodes"),
 ])
-def test_a_process_alone_in_a_job_for_several(environ: dict[str, str], start: str, tmp_path: Path) -> None:
+def test_a_process_alone_in_a_job_for_several(
+    environ: dict[str, str], scheduler: str, size: str, tmp_path: Path
+) -> None:
     (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
     environ = {name: value.replace("@", str(tmp_path / "nodes")) for name, value in environ.items()}
-    line, = warn_unlaunched(OPEN_MPI_5, *schedulers.find_intended_size(environ))
-    assert line.startswith(f"no-launcher: {start}")
-    assert line.endswith("put Open MPI's mpirun before python -m mpiddp")
-    assert "srun" not in line
+    assert warn_unlaunched(OPEN_MPI_5, *schedulers.find_intended_size(environ)) == [
+        message("launch/no_launcher", scheduler=scheduler, size=size, start="Open MPI's mpirun")]
 
 
 @pytest.mark.parametrize("environ", [

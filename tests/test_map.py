@@ -14,6 +14,7 @@ from mpiddp.discovery.gpus import Gpu
 from mpiddp.planning.job import Placement
 from mpiddp.reporting.map import draw_svg, fold_devices, format_map, list_records, shorten_model
 from tests.cluster import Cluster
+from tests.messages import message
 from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun
 
 HELLO = EXAMPLES / "hello_world.py"
@@ -107,7 +108,7 @@ def test_the_picture_has_a_cell_for_each_rank_of_each_kind_of_node() -> None:
 def test_a_map_of_another_kind_is_refused(quick: Mpi) -> None:
     done = mpiexec(quick, 2, "--map", "map.png", HELLO)
     assert done.returncode == 2
-    assert done.stderr.count("must end in .json or .svg, got 'map.png'") == 1
+    assert done.stderr.count(message("launch/invalid_map_file", value="'map.png'")) == 1
 
 
 @pytest.mark.thorough("a job prints its map")

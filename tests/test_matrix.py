@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster import Cluster
+from tests.messages import message
 from tests.support import (
     DEADLINE_S,
     EXAMPLES,
@@ -105,7 +106,7 @@ def test_nodes_with_one_hostname(cluster: Cluster, name: str) -> None:
                        timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
     assert places(done) == ["node1", "node2", "node3"]
     assert {one["host"] for one in whoamis(done)} == {name}
-    assert f"mpiddp: warning: same-hostname: 3 nodes call themselves {name}" in done.stderr
+    assert f"mpiddp: warning: {message('launch/same_hostname', nodes=3, host=name)}" in done.stderr
 
 
 def whoamis(done: Done) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from mpiddp.planning.network import ProbeResult
 from mpiddp.sentinel.probe_responder import ProbeResponder
 from tests.cluster import Cluster
 from tests.cluster.cluster import NODES, ip, namespace
+from tests.messages import find, message
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, check, check_hello, srun
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8", loopback=True, speed_mbps=0)
@@ -180,7 +181,7 @@ def test_a_port_where_nobody_or_another_answers_is_not_rank_0() -> None:
         probe = AddressProber(ProbeTarget(("127.0.0.1",), port, "token"), [LO])
         connection, _ = other.accept()
         connection.sendall(b"SSH-2.0")
-        assert probe.await_trials() == (ProbeResult(error="another host answers there"),)
+        assert probe.await_trials() == (ProbeResult(error=message("launch/foreign_answer")),)
         connection.close()
     prober = AddressProber(ProbeTarget(("127.0.0.1",), port, "token"), [LO])
     assert prober.await_trials() == (ProbeResult(error="Connection refused"),)
@@ -242,7 +243,7 @@ def test_the_interface_that_the_user_names(cluster: Cluster) -> None:
     done = srun(cluster, MPIS["openmpi4"], "-N3 -n3", "--interface", "ib7", HELLO)
     assert done.returncode == 3
     assert done.stderr.count("mpiddp: cannot start: no-network") == 1
-    assert "--interface=ib7, but rank 0's node node1 has eth0 10.77.0.11" in done.stderr
+    assert find("launch/network_missing", done.stderr, options="--interface=ib7", host="node1")
 
 
 DATA = "mpiddpdata"
@@ -294,7 +295,7 @@ def test_the_ports_that_the_user_names(cluster: Cluster) -> None:
         done = srun(cluster, MPIS["openmpi4"], "-N3 -n3", "--port", "29531", HELLO)
     assert done.returncode == 3
     assert done.stderr.count("mpiddp: cannot start: port-taken") == 1, done.stderr
-    assert "port 29532 of rank 0's node node1 cannot be listened on: Address already in use" in done.stderr
+    assert message("launch/port_taken", port=29532, host="node1", error="Address already in use") in done.stderr
 
 
 @pytest.fixture
@@ -349,4 +350,4 @@ def test_a_network_that_does_not_reach_a_node_is_left_alone_or_named_with_it(clu
     assert time.monotonic() - start < 30  # of the 300 that a start may take
     assert done.returncode == 3
     assert done.stderr.count("mpiddp: cannot start: address-unreachable") == 1
-    assert "10.88.0.1 (data0) from node2: " in done.stderr
+    assert find("launch/unreachable_from", done.stderr, address="10.88.0.1", interface="data0", hosts="node2")

@@ -16,6 +16,7 @@ from mpiddp.discovery.host import HostFacts, Interface
 from mpiddp.discovery.script import ScriptFacts
 from mpiddp.planning import gpus, job, network, problems
 from mpiddp.planning.environment import Endpoint
+from tests.messages import find, message
 
 TORCH = DeviceFacts(
     torch_version="2.13.0", kind="cuda", gpus=(Gpu("GPU-a", "GPU-a"),) * 4,
@@ -117,23 +118,26 @@ def test_options_that_ranks_have_to_have_alike() -> None:
     with pytest.raises(LaunchError) as caught:
         problems.check_options([*alike, host(3)])
     assert caught.value.name == "options-differ"
-    assert caught.value.actual == "log_dir is set on rank 0, but not set on rank 3 on n3"
-    with pytest.raises(LaunchError, match="backend is not set on rank 0, but mpi on rank 1 on n1"):
+    assert caught.value.actual == message(
+        "launch/options_differ", option="log_dir", value="set", other="not set", rank="rank 3 on n3")
+    with pytest.raises(LaunchError, match="options-differ") as caught:
         problems.check_options([host(0), host(1)._replace(options={"backend": "mpi"})])
+    assert caught.value.actual == message(
+        "launch/options_differ", option="backend", value="not set", other="mpi", rank="rank 1 on n1")
     assert LaunchConfig().job_wide_options() == {}
     assert LaunchConfig(log_dir="/a", port=29500, prefix=True, init=False).job_wide_options() == {
         "init": "False", "log_dir": "set"}
 
 
 @pytest.mark.parametrize(("ours", "arguments", "ranks", "warned"), [
-    ("", (), 2, "--pass-local-rank=--local_rank gives"), ("--local_rank", (), 2, ""), ("", (), 1, ""),
-    ("", ("--local_rank=0",), 2, "")])
+    ("", (), 2, True), ("--local_rank", (), 2, False), ("", (), 1, False), ("", ("--local_rank=0",), 2, False)])
 def test_a_script_with_an_option_for_its_local_rank(
-    ours: str, arguments: tuple[str, ...], ranks: int, warned: str
+    ours: str, arguments: tuple[str, ...], ranks: int, warned: bool
 ) -> None:
     facts = [host(script=ScriptFacts("old.py", local_rank_option="--local_rank"))] * ranks
     found = problems.warn_local_rank_option(facts, ours, arguments)
-    assert [warned in line for line in found] == [True] * bool(warned)
+    assert found == [message(
+        "launch/local_rank_option", option="--local_rank", ours="--pass-local-rank=--local_rank")] * warned
 
 
 def test_addresses_with_their_ports_are_as_urls_have_them() -> None:
@@ -208,8 +212,7 @@ def test_nccl_is_told_all_that_the_user_has_named(asked: str, expected: str) -> 
 def test_no_network_is_a_problem() -> None:
     with pytest.raises(LaunchError) as caught:
         network.rank_addresses([host(0, "a", LO), host(1, "b", LO)])
-    assert caught.value.name == "no-network"
-    assert "a" in caught.value.actual
+    assert (caught.value.name, caught.value.actual) == ("no-network", message("launch/loopback_alone", host="a"))
 
 
 TWO_NETWORKS = [
@@ -250,21 +253,21 @@ def test_a_name_is_no_beginning_of_another() -> None:
     assert [one.name for one in found] == ["eth1"]
 
 
-@pytest.mark.parametrize(("asked", "words"), [
-    (network.NetworkConstraint("10.7.0.0/16"),
-     "--interface=10.7.0.0/16, but rank 0's node n0 has eth0 10.0.0.1, ib0 10.1.0.1"),
-    (network.NetworkConstraint("ib7"), "--interface=ib7, but rank 0's node n0 has eth0 10.0.0.1, ib0 10.1.0.1"),
-    (network.NetworkConstraint(address="10.0.0.2"), "--master-addr=10.0.0.2, but rank 0's node n0 has"),
-    (network.NetworkConstraint("ib0", "10.0.0.1"), "--interface=ib0 --master-addr=10.0.0.1, but rank 0's node n0 has"),
-    (network.NetworkConstraint("lo"), "--interface=lo, but rank 0's node n0 has"),
-    (network.NetworkConstraint("ib0"), "--interface=ib0, but n2 has no such interface"),
+@pytest.mark.parametrize(("asked", "options"), [
+    (network.NetworkConstraint("10.7.0.0/16"), "--interface=10.7.0.0/16"),
+    (network.NetworkConstraint("ib7"), "--interface=ib7"),
+    (network.NetworkConstraint(address="10.0.0.2"), "--master-addr=10.0.0.2"),
+    (network.NetworkConstraint("ib0", "10.0.0.1"), "--interface=ib0 --master-addr=10.0.0.1"),
+    (network.NetworkConstraint("lo"), "--interface=lo"), (network.NetworkConstraint("ib0"), "--interface=ib0"),
 ])
-def test_a_network_that_is_not_there(asked: network.NetworkConstraint, words: str) -> None:
+def test_a_network_that_is_not_there(asked: network.NetworkConstraint, options: str) -> None:
     third = host(2, "n2", LO, nic("eth0", "10.0.0.3", "10.0.0.0/24"))
     with pytest.raises(LaunchError) as caught:
         network.rank_addresses([*TWO_NETWORKS, third], asked)
     assert caught.value.name == "no-network"
-    assert caught.value.actual.startswith(words)
+    assert caught.value.actual == (
+        message("launch/interface_missing", options=options, hosts="n2") if options == "--interface=ib0" else message(
+            "launch/network_missing", options=options, host="n0", interfaces="eth0 10.0.0.1, ib0 10.1.0.1"))
 
 
 def test_addresses_that_only_some_nodes_reach_are_named_with_them() -> None:
@@ -272,8 +275,9 @@ def test_addresses_that_only_some_nodes_reach_are_named_with_them() -> None:
     with pytest.raises(LaunchError) as caught:
         meet([*TWO_NETWORKS, third], (1, "10.1.0.1"), (2, "10.0.0.1"))
     assert caught.value.name == "address-unreachable"
-    assert caught.value.actual.splitlines()[1:] == [
-        "10.1.0.1 (ib0) from n1: no answer", "10.0.0.1 (eth0) from n2: no answer"]
+    assert caught.value.actual.splitlines() == [message("launch/address_unreachable", host="n0"), *(
+        message("launch/unreachable_from", address=address, interface=name, hosts=node, error="no answer")
+        for address, name, node in (("10.1.0.1", "ib0", "n1"), ("10.0.0.1", "eth0", "n2")))]
 
 
 def test_a_rank_that_reached_nothing_is_named_by_its_host() -> None:
@@ -282,15 +286,16 @@ def test_a_rank_that_reached_nothing_is_named_by_its_host() -> None:
     with pytest.raises(LaunchError) as caught:
         network.check_store_reached([None, "timed out"], ["a", "b"], endpoint)
     assert caught.value.name == "address-unreachable"
-    assert "from b to rank 0 on a at 10.0.0.1 port 4000: timed out" in caught.value.actual
+    assert caught.value.actual == message(
+        "launch/store_unreachable", hosts="b", host="a", address="10.0.0.1", port=4000, error="timed out")
 
 
 def test_ranks_must_see_the_same_kind_of_device() -> None:
     gpus.check_device_kinds(None, [TORCH, TORCH], ["a", "b"])
     with pytest.raises(LaunchError) as caught:
         gpus.check_device_kinds(None, [TORCH, TORCH, CPU_TORCH], ["n1", "n2", "n3"])
-    assert (caught.value.name, caught.value.actual) == (
-        "mixed-devices", "most ranks see 4 cuda devices, but n3 has no GPU")
+    assert (caught.value.name, caught.value.actual) == ("mixed-devices", message(
+        "launch/mixed_devices", common="4 cuda devices", host="n3", other="no GPU"))
 
 
 def test_a_device_that_was_asked_for_must_be_there() -> None:
@@ -298,8 +303,8 @@ def test_a_device_that_was_asked_for_must_be_there() -> None:
     gpus.check_device_kinds("cpu", [CPU_TORCH], ["n1"])
     with pytest.raises(LaunchError) as caught:
         gpus.check_device_kinds("cuda", [TORCH, CPU_TORCH], ["n1", "n2"])
-    assert (caught.value.name, caught.value.actual) == (
-        "device-unavailable", "--device=cuda, but on n2 torch 2.13.0+cpu sees no GPU")
+    assert (caught.value.name, caught.value.actual) == ("device-unavailable", message(
+        "launch/device_unavailable", device="cuda", hosts="n2", version="2.13.0+cpu", devices="no GPU"))
 
 
 @pytest.mark.parametrize(("asked", "facts", "backend"), [
@@ -313,28 +318,30 @@ def test_backend(asked: str | None, facts: DeviceFacts, backend: str) -> None:
 
 def test_ranks_that_share_a_gpu_have_gloo() -> None:
     assert gpus.choose_backend(None, [TORCH], ["a"], shared=True) == "gloo"
-    with pytest.raises(LaunchError, match="NCCL takes one rank a GPU"):
+    with pytest.raises(LaunchError, match="backend-unavailable") as caught:
         gpus.choose_backend("cpu:gloo,cuda:nccl", [TORCH], ["a"], shared=True)
+    assert caught.value.actual == message("launch/shared_gpu_with_nccl", backend="cpu:gloo,cuda:nccl")
 
 
-@pytest.mark.parametrize(("asked", "facts", "words"), [
-    ("nccl", CPU_TORCH, "no GPU and torch 2.13.0+cpu with gloo"),
-    ("nonsense", TORCH, "backend nonsense"),
-    ("nccl", DeviceFacts(torch_version="2.13.0", backends=TORCH.backends), "rank 1 on b has no GPU"),
-    ("cpu:gloo,cuda:nccl", CPU_TORCH, "rank 1 on b"),
+@pytest.mark.parametrize(("asked", "facts", "devices"), [
+    ("nccl", CPU_TORCH, "no GPU"), ("nonsense", TORCH, "4 cuda devices"), ("cpu:gloo,cuda:nccl", CPU_TORCH, "no GPU"),
+    ("nccl", DeviceFacts(torch_version="2.13.0", backends=TORCH.backends), "no GPU"),
 ])
-def test_backend_unavailable(asked: str, facts: DeviceFacts, words: str) -> None:
+def test_backend_unavailable(asked: str, facts: DeviceFacts, devices: str) -> None:
     with pytest.raises(LaunchError) as caught:
-        gpus.choose_backend(asked, [TORCH, facts] if asked != "nonsense" else [facts], ["a", "b"])
+        gpus.choose_backend(asked, [TORCH, facts], ["a", "b"])
     assert caught.value.name == "backend-unavailable"
-    assert words in caught.value.actual
+    assert caught.value.actual == message(
+        "launch/backend_unavailable", backend=asked, rank=int(asked != "nonsense"), host="a" if asked == "nonsense"
+        else "b", devices=devices, version=facts.torch_version, backends=", ".join(sorted(facts.backends)))
 
 
 def test_a_torch_that_cannot_be_imported_is_named_by_its_host() -> None:
     with pytest.raises(LaunchError) as caught:
         gpus.check_torch([TORCH, DeviceFacts(error="ImportError: libcudart.so.12")], ["a", "b"])
     assert caught.value.name == "torch-unusable"
-    assert caught.value.actual == "ImportError: libcudart.so.12 (on b)"
+    assert caught.value.actual == message(
+        "launch/torch_not_importable", error="ImportError: libcudart.so.12", hosts="b")
 
 
 def test_a_script_that_some_hosts_cannot_see_is_named_by_them() -> None:
@@ -343,19 +350,19 @@ def test_a_script_that_some_hosts_cannot_see_is_named_by_them() -> None:
     with pytest.raises(LaunchError) as caught:
         problems.check_script([host(script=there), *(host(i, script=gone) for i in range(1, 9))])
     assert caught.value.name == "script-missing"
-    assert caught.value.actual == "/x/t.py: No such file or directory (on n[1-8])"
+    assert caught.value.actual == message("launch/script_missing", path="/x/t.py", hosts="on n[1-8]")
 
 
 def test_a_script_that_differs_names_the_minority() -> None:
     facts = [host(i, script=ScriptFacts("t.py", digest="beef" if i == 2 else "cafe")) for i in range(5)]
     with pytest.raises(LaunchError) as caught:
         problems.check_script(facts)
-    assert caught.value.name == "script-differs"
-    assert caught.value.actual == "t.py has the hash cafe on most nodes, but beef on n2"
+    differs = message("launch/script_differs", script="t.py", common="cafe", others="beef on n2")
+    assert (caught.value.name, caught.value.actual) == ("script-differs", differs)
     other = [host(i, script=ScriptFacts("server.py", digest="f00d")) for i in (5, 6)]
     with pytest.raises(LaunchError) as caught:
         problems.check_script([*other, *facts])
-    assert caught.value.actual == "t.py has the hash cafe on most nodes, but beef on n2"
+    assert caught.value.actual == differs
     problems.check_script([*other, *facts[:2]])  # each rank its own program
 
 
@@ -363,23 +370,23 @@ def test_other_software_names_the_minority() -> None:
     facts = [host(i)._replace(versions={"Python": "3.12.1" if i in (3, 4) else "3.11.7"}) for i in range(7)]
     with pytest.raises(LaunchError) as caught:
         problems.check_software(facts)
-    assert (caught.value.name, caught.value.actual) == (
-        "version-skew", "Python is 3.11.7 on most nodes, but 3.12.1 on n[3-4]")
+    assert (caught.value.name, caught.value.actual) == ("version-skew", message(
+        "launch/version_skew", software="Python", common="3.11.7", others="3.12.1 on n[3-4]"))
     with pytest.raises(LaunchError) as caught:
         gpus.check_torch([TORCH, TORCH, TORCH._replace(nccl_version="2.20")], ["a", "b", "c"])
-    assert (caught.value.name, caught.value.actual) == ("version-skew", "NCCL is missing on most nodes, but 2.20 on c")
+    assert (caught.value.name, caught.value.actual) == ("version-skew", message(
+        "launch/version_skew", software="NCCL", common="missing", others="2.20 on c"))
 
 
 def test_warnings_are_a_line_each() -> None:
     assert problems.warn_hosts([host(0), host(1)]) == []
     poor = [host(i)._replace(shm_bytes=2**24, open_files=256) for i in (2, 3)]
     found = problems.warn_hosts([host(0), *poor, host(4, "n0")])
-    assert [line.split(":")[0] for line in found] == ["shm-small", "low-nofile", "same-hostname"]
-    assert "16 MiB on n[2-3]" in found[0]
-    assert "256 open files allowed on n[2-3]" in found[1]
-    assert found[2] == "same-hostname: 2 nodes call themselves n0"
-    (line,) = problems.warn_hosts([host(0), host(1), host(2)._replace(prefix="/other")])
-    assert line.startswith("python-differs: Python's environment is /env on most nodes, but /other on n2; ")
+    assert find("launch/shm_small", found[0], mib=16, hosts="n[2-3]")
+    assert found[1:] == [message("launch/low_nofile", limit=256, hosts="n[2-3]"),
+                         message("launch/same_hostname", nodes=2, host="n0")]
+    assert problems.warn_hosts([host(0), host(1), host(2)._replace(prefix="/other")]) == [
+        message("launch/python_differs", common="/env", others="/other on n2")]
 
 
 def test_stale_variables_are_shown_with_their_old_values() -> None:
@@ -387,7 +394,7 @@ def test_stale_variables_are_shown_with_their_old_values() -> None:
     assert problems.warn_stale_variables([(1, {"RANK": "1"}, new[1])]) == []
     old = [{"MASTER_ADDR": "b"}, {"MASTER_ADDR": "b", "RANK": "7"}]
     assert problems.warn_stale_variables([(0, old[0], new[0]), (1, old[1], new[1])]) == [
-        "stale-environment: already set, and set anew from MPI: MASTER_ADDR=b on rank 0, RANK=7 on rank 1"]
+        message("launch/stale_environment", variables="MASTER_ADDR=b on rank 0, RANK=7 on rank 1")]
 
 
 def test_hosts_are_folded_and_ranks_counted() -> None:

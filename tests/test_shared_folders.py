@@ -91,7 +91,7 @@ def test_a_job_folder_that_another_user_has_prepared_is_refused(quick: Mpi, mode
     given_to(OTHER, prepared, *prepared.iterdir())
     done = check(as_victim(quick, commons / "home", 1, "--log-dir", commons / "shared"), 3)
     (found,) = re.findall("found +(.*)", done.stderr)
-    assert found.startswith(f"{prepared}: it belongs to user {OTHER}, and others than you can write to its folder")
+    assert found.startswith(f"{prepared}: {message('launch/entry_of_another_user', user=f'user {OTHER}')}")
     assert (thesis.read_text(), profile.read_text()) == ("precious", "precious")
     assert "ran" not in done.stdout
 
@@ -123,12 +123,11 @@ def test_what_another_user_has_put_into_a_shared_folder_is_not_written(commons: 
     (shared / "file").touch()
     os.link(file, shared / "name")
     given_to(OTHER, *(shared / name for name in ("link", "folder", "file")))
-    others = "and others than you can write to its folder"
-    assert refusal(shared / "link") == f"it belongs to user {OTHER}, {others}"
-    assert refusal(shared / "file") == f"it belongs to user {OTHER}, {others}"
-    assert refusal(shared / "folder/new") == f"{shared}/folder: it belongs to user {OTHER}, {others}"
+    others = message("launch/entry_of_another_user", user=f"user {OTHER}")
+    assert refusal(shared / "link") == refusal(shared / "file") == others
+    assert refusal(shared / "folder/new") == f"{shared}/folder: {others}"
     given_to(0, file)
-    assert refusal(shared / "name") == f"it has a second name (a hard link), {others}"
+    assert refusal(shared / "name") == message("launch/hard_link")
     assert file.read_text() == "precious"
     (shared / "name").unlink()
     given_to(0, shared / "link", shared / "folder")  # one's own link, to a larger disk perhaps, is followed
@@ -147,9 +146,9 @@ def test_a_group_shares_files_but_no_folders_of_jobs(commons: Path) -> None:
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
-    assert refusal(pipe) == "it is a FIFO, and no regular file"
-    assert refusal(tmp_path) == "it is a folder, and no regular file"
-    with pytest.raises(OSError, match="it is a FIFO, and no regular file"):
+    assert refusal(pipe) == message("launch/not_a_regular_file", kind="a FIFO")
+    assert refusal(tmp_path) == message("launch/not_a_regular_file", kind="a folder")
+    with pytest.raises(OSError, match=message("launch/not_a_regular_file", kind="a FIFO")):
         open_for_reading(str(pipe))
     for path in (os.devnull, "/dev/full", "/dev/stderr", "/dev/fd/2", "/proc/self/fd/2"):
         assert refusal(Path(path)) == ""
@@ -168,7 +167,8 @@ def test_pipes_in_the_place_of_files_are_named(quick: Mpi, tmp_path: Path) -> No
     named = [f"--{name}={pipe}" for name in ("map", "trace", "facts", "check-history")]
     done = check(mpiexec(quick, 1, *named, "--check", "--no-init", "-c", "print('ran')"))
     assert done.stdout == "ran\n"
-    assert done.stderr.count(f"mpiddp: cannot write {pipe}: it is a FIFO, and no regular file") == 3
+    reason = message("launch/not_a_regular_file", kind="a FIFO")
+    assert done.stderr.count(f"mpiddp: cannot write {pipe}: {reason}") == 3
     assert message("check/history_not_recorded", file=pipe, reason="it is a FIFO") in done.stderr
 
 
@@ -177,21 +177,23 @@ def test_a_pipe_is_not_read(quick: Mpi, arguments: str, tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     done = alone(quick, "-m", *arguments.split(), pipe, *(["mpiexec", "true"] if "host" in arguments else []))
     assert done.returncode == 2
-    assert "it is a FIFO, and no regular file" in done.stderr
+    assert message("launch/not_a_regular_file", kind="a FIFO") in done.stderr
 
 
 @pytest.mark.parametrize(("mode", "safe"), [(0o777, False), (0o775, False), (0o1777, True), (0o755, True)])
 def test_a_folder_that_others_can_replace_is_not_protected(mode: int, safe: bool, commons: Path) -> None:
     (shared := commons / "shared").chmod(mode)
     (shared / "ours").mkdir()
-    with contextlib.nullcontext() if safe else pytest.raises(PermissionError, match="can be replaced by others"):
+    refused = pytest.raises(PermissionError, match=message("launch/replaceable_folder"))
+    with contextlib.nullcontext() if safe else refused:
         check_protected(str(shared / "ours"))
     check_protected(str(shared))
     given_to(OTHER, shared / "ours")
-    with contextlib.nullcontext() if mode == 0o755 else pytest.raises(PermissionError, match=r"by others|belongs to"):
+    refused = pytest.raises(PermissionError, match=r"by other users|belongs to")
+    with contextlib.nullcontext() if mode == 0o755 else refused:
         check_protected(str(shared / "ours"))
     given_to(OTHER, shared)
-    with pytest.raises(PermissionError, match=f"lies in a folder of user {OTHER}"):
+    with pytest.raises(PermissionError, match=message("launch/folder_of_another_user", user=f"user {OTHER}")):
         check_protected(str(shared / "ours"))
 
 
@@ -200,7 +202,7 @@ def test_a_mirror_that_others_can_replace_is_not_used(mode: int, commons: Path) 
     """Neither is one made there, nor does a start use one that lies there."""
     (shared := commons / "shared").chmod(mode)
     why = mirror.target_problem(str(shared), 1)
-    assert ("can be replaced by others than you" in why) is (mode == 0o777)
+    assert (message("launch/replaceable_folder") in why) is (mode == 0o777)
     assert mirror.is_private(mirror.mirrors_folder(str(shared))) is (mode == 0o1777)
 
 

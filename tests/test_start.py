@@ -19,7 +19,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.cluster.cluster import NODES, RUN
-from tests.messages import message
+from tests.messages import find, message
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, Mpi, first_of, need
 
 HELLO = EXAMPLES / "hello_world.py"
@@ -91,7 +91,9 @@ def test_a_script_that_differs_on_a_node(cluster: Cluster, mpi: Mpi) -> None:
 def test_another_torch_on_a_node(cluster: Cluster, mpi: Mpi) -> None:
     shim = f"mkdir -p /tmp/other; printf %s {shlex.quote(OTHER_TORCH)} > /tmp/other/torch.py"
     done = on_nodes(cluster, mpi, on("node3", f"{shim}; export PYTHONPATH=/tmp/other"), HELLO)
-    check_refused(done, "version-skew", "torch is 2.13.0", "but 2.12.0 on node3")
+    check_refused(done, "version-skew")
+    (skew,) = find("launch/version_skew", done.stderr, software="torch", others="2.12.0 on node3")
+    assert skew["common"].startswith("2.13.0")
 
 
 @pytest.mark.thorough("test_another_torch_on_a_node")
@@ -103,8 +105,8 @@ def test_another_python_on_a_node(cluster: Cluster, mpi: Mpi) -> None:
     done = cluster.run("srun", "--mpi=pmix", "-N3", "-n3", "sh", "-c", f"{command}; exec $python -m mpiddp {HELLO}",
                        timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert re.search("mpiddp: warning: python-differs: Python's environment is .*/openmpi4 on most nodes, but "
-                     ".*/openmpi5 on node1; ", done.stderr), done.stderr
+    (line,) = find("launch/python_differs", done.stderr)
+    assert (Path(line["common"]).name, Path(line["others"]).name) == ("openmpi4", "openmpi5 on node1")
     assert len(done.stdout.splitlines()) == 3
 
 
@@ -112,7 +114,7 @@ def test_a_small_shared_memory_on_a_node_is_a_warning(cluster: Cluster, mpi: Mpi
     small = "unshare --mount sh -c 'mount -t tmpfs -o size=16m tmpfs /dev/shm; exec \"$@\"' sh"
     done = on_nodes(cluster, mpi, f"small=; {on('node2', f'set -- {small}')}", HELLO, prefix='"$@"')
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("mpiddp: warning: shm-small: /dev/shm has 16 MiB on node2;") == 1, done.stderr
+    assert len(find("launch/shm_small", done.stderr, mib=16, hosts="node2")) == 1, done.stderr
     assert len(done.stdout.splitlines()) == 3
 
 
@@ -168,10 +170,10 @@ def with_a_stopped_rank(cluster: Cluster) -> Done:
 def test_a_rank_that_hangs_in_an_import(hangs: dict[str, tuple[Done, float]], name: str) -> None:
     done, seconds = hangs[name]
     assert seconds < 50
-    waiting = re.search(r"^mpiddp: waiting 10 s for \d of 3 ranks: (.*)$", done.stderr, re.MULTILINE)
+    waiting = find("launch/waiting_for_ranks", done.stderr, seconds=10, ranks=3)
     assert waiting, done.stderr
-    assert "rank 1 on node2 (importing torch)" in waiting[1]  # others may still import it on a slow machine
-    words = "waited for 1 of 3 ranks: rank 1 on node2 (importing torch) after 30 s"
+    assert "rank 1 on node2 (importing torch)" in waiting[0]["names"]  # others may still import it on a slow machine
+    words = message("launch/startup_timeout", seconds=30, missing=1, ranks=3, names="rank 1 on node2 (importing torch)")
     if MPIS[name].pmi == "pmix":
         check_refused(done, "startup-timeout", words)
     else:  # Slurm's pmi2 kills the ranks before their status is known

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
+from tests.messages import find, message
 from tests.support import (
     DEADLINE_S,
     EACH_MPI,
@@ -81,7 +82,7 @@ def test_mpirun_in_each_task_is_refused_once(mpi: Mpi, cluster: Cluster) -> None
     done = in_step(cluster, mpi, "-N1 -n2", mpirun(mpi, 2, mpi.python, "-m", "mpiddp", HELLO))
     assert (done.returncode, done.stdout) == (3, ""), done.stderr
     assert done.stderr.count("mpiddp: cannot start: nested-launcher") == 1, done.stderr
-    assert "in each of 2 tasks that srun has started" in done.stderr
+    assert find("launch/launcher_in_each_task", done.stderr, tasks=2, outer="srun")
 
 
 @pytest.mark.parametrize("mpi", first_of(EACH_MPI))
@@ -141,5 +142,5 @@ def test_no_launcher_in_an_allocation_of_several_tasks_is_worth_a_warning(cluste
                        env=environ(mpi), cwd=ROOT)
     check_hello(done, 1)
     warning, = noise(done)
-    assert warning.startswith("mpiddp: warning: no-launcher: the Slurm job is for 4 tasks, ")
-    assert "put srun --mpi=pmi2, or MPICH's mpiexec, before python -m mpiddp" in warning
+    assert warning == "mpiddp: warning: " + message(
+        "launch/no_launcher", scheduler="Slurm", size="4 tasks", start="srun --mpi=pmi2, or MPICH's mpiexec,")

@@ -13,14 +13,16 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
+from tests.messages import find
 from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun
 
 HELLO = EXAMPLES / "hello_world.py"
 STAGES = [
     "interpreter", "import mpiddp", "sentinel", "import mpi4py", "check launcher", "MPI_Init", "facts",
-    "wait: MPI ready", "plan: MPI ready", "variables and cores", "import torch", "devices", "wait: importing torch",
-    "plan: importing torch", "store", "wait: devices and store", "plan: devices and store", "sentinels meet",
-    "process group", "wait: process group", "plan: process group", "first collective", "ready", "script", "exit",
+    "wait: collecting host facts", "plan: collecting host facts", "variables and cores", "import torch", "devices",
+    "wait: importing torch", "plan: importing torch", "store", "wait: connecting to the store",
+    "plan: connecting to the store", "connecting sentinels", "process group", "wait: process group",
+    "plan: process group", "first collective", "ready", "script", "exit",
 ]
 
 
@@ -46,8 +48,11 @@ def check_trace(file: Path, hosts: list[str]) -> None:
 def test_a_trace(quick: Mpi, tmp_path: Path) -> None:
     done = check(mpiexec(quick, 2, "--trace", tmp_path / "trace.json", HELLO))
     check_trace(tmp_path / "trace.json", [os.uname().nodename] * 2)
-    assert re.search(r"^mpiddp: trace: the slowest of the start was rank [01] on \S+ in .*, \d+\.\d\d s \(.*\); "
-                     r"mpiddp's own part was \d+ ms \(at most \d+ ms\)$", done.stderr, re.MULTILINE)
+    (slowest,) = find("launch/slowest_stage", done.stderr)
+    assert slowest["stage"] in STAGES
+    assert re.fullmatch(r"rank [01] on \S+", slowest["rank"])
+    assert float(slowest["seconds"]) >= float(slowest["median"]) > 0
+    assert int(slowest["most"]) >= int(slowest["own"])
 
 
 @pytest.mark.thorough("the same on one node")

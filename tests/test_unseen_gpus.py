@@ -17,6 +17,7 @@ from mpiddp.discovery import gpus as facts_gpus
 from mpiddp.discovery.devices import DeviceFacts, UnseenGpus, find_gpu_evidence
 from mpiddp.discovery.gpus import Gpu, describe_hidden_gpus, describe_openable_gpus
 from mpiddp.planning import gpus, job
+from tests.messages import find, message
 from tests.support import EXAMPLES, Mpi, check, check_hello, mpiexec
 from tests.test_plan import CPU_TORCH, TORCH, host
 
@@ -89,8 +90,10 @@ def test_a_gpu_that_a_cgroup_denies_is_another_jobs(machine: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("environ", "expected"), [
-    ({}, ""), ({"SLURM_JOB_ID": "7"}, ""), ({"SLURM_GPUS_ON_NODE": "4"}, "4 GPUs given by Slurm"),
-    ({"SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_TASK": "a100:1", "CUDA_VISIBLE_DEVICES": "0"}, "1 GPU given by Slurm"),
+    ({}, ""), ({"SLURM_JOB_ID": "7"}, ""),
+    ({"SLURM_GPUS_ON_NODE": "4"}, message("launch/gpus_from_slurm", gpus="4 GPUs")),
+    ({"SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_TASK": "a100:1", "CUDA_VISIBLE_DEVICES": "0"},
+     message("launch/gpus_from_slurm", gpus="1 GPU")),
     ({"CUDA_VISIBLE_DEVICES": "0,1"}, "CUDA_VISIBLE_DEVICES=0,1"),  # as Flux and PBS set it
     ({"CUDA_VISIBLE_DEVICES": "GPU-3a9"}, "CUDA_VISIBLE_DEVICES=GPU-3a9"),
     ({"ROCR_VISIBLE_DEVICES": "4,5"}, "ROCR_VISIBLE_DEVICES=4,5"),
@@ -129,13 +132,13 @@ def test_what_torch_and_the_driver_say(
     monkeypatch.setattr(facts_devices, "DRIVER_FILE", str(tmp_path / "version"))
     torch = SimpleNamespace(version=SimpleNamespace(cuda="12.8", hip=None), cuda=SimpleNamespace(init=init))
     assert facts_devices.find_unseen_gpus(torch, TWO) == UnseenGpus(
-        "2 GPUs given by Slurm", "CUDA 12.8", "The NVIDIA driver on your system is too old (found version 11040)",
-        f"NVIDIA {says}")
+        message("launch/gpus_from_slurm", gpus="2 GPUs"), "CUDA 12.8",
+        "The NVIDIA driver on your system is too old (found version 11040)", f"NVIDIA {says}")
     assert facts_devices.find_unseen_gpus(torch, {"CUDA_VISIBLE_DEVICES": "-1"}) is None
 
 
 def test_a_torch_that_sees_no_gpu_is_refused() -> None:
-    old = CPU_TORCH._replace(unseen=UnseenGpus("2 GPUs given by Slurm", "CUDA 12.8", "No CUDA GPUs",
+    old = CPU_TORCH._replace(unseen=UnseenGpus("2 GPUs from Slurm", "CUDA 12.8", "No CUDA GPUs",
                                                "NVIDIA 470.57.02"))
     gpus.check_unseen_gpus([TORCH, TORCH], ["n1", "n2"])
     gpus.check_unseen_gpus([CPU_TORCH, CPU_TORCH], ["n1", "n2"])
@@ -143,18 +146,22 @@ def test_a_torch_that_sees_no_gpu_is_refused() -> None:
     with pytest.raises(LaunchError, match="no-gpu-seen") as caught:
         gpus.check_unseen_gpus([CPU_TORCH, old, old], ["n1", "n2", "n3"])
     assert caught.value.actual.splitlines() == [
-        "2 GPUs given by Slurm on n[2-3], but torch 2.13.0+cpu, built for CUDA 12.8, sees no GPU",
-        "torch says: No CUDA GPUs", "driver: NVIDIA 470.57.02"]
-    assert "update the driver" in caught.value.do
-    with pytest.raises(LaunchError, match="built for CPUs only, sees no GPU") as caught:
+        message("launch/no_gpu_seen", evidence="2 GPUs from Slurm", hosts="n[2-3]", version="2.13.0+cpu",
+                build="CUDA 12.8"),
+        message("launch/torch_reports", reason="No CUDA GPUs"), "driver: NVIDIA 470.57.02"]
+    assert gpus.UPDATE_DRIVER in caught.value.do
+    with pytest.raises(LaunchError, match="no-gpu-seen") as caught:
         gpus.check_unseen_gpus([CPU_TORCH._replace(unseen=UnseenGpus("1 AMD GPU (0000:c1:00.0)", "", "", ""))], ["n1"])
-    assert "activate the environment" in caught.value.do
+    assert caught.value.actual == message("launch/no_gpu_seen", evidence="1 AMD GPU (0000:c1:00.0)", hosts="n1",
+                                          version="2.13.0+cpu", build="CPUs only")
+    assert gpus.INSTALL_TORCH in caught.value.do
 
 
 def test_a_job_with_gpus_and_a_torch_for_the_cpu(quick: Mpi) -> None:
     done = check(mpiexec(quick, 2, HELLO, env=TWO), 3)
     assert done.stderr.count("mpiddp: cannot start:") == 1
-    assert "mpiddp: cannot start: no-gpu-seen\n  found    2 GPUs given by Slurm on " in done.stderr
+    assert "mpiddp: cannot start: no-gpu-seen\n" in done.stderr
+    assert find("launch/no_gpu_seen", done.stderr, build="CPUs only")
     assert not done.stdout
 
 
@@ -164,9 +171,9 @@ def test_a_job_that_wants_no_gpu_trains_on_the_cpu(quick: Mpi) -> None:
 
 @pytest.mark.parametrize(("environ", "expected"), [
     ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "2"},
-     "ROCR_VISIBLE_DEVICES=1,2 leaves 2 GPUs, numbered from 0, and HIP_VISIBLE_DEVICES=2 selects none of these"),
+     message("launch/hidden_gpus", first="ROCR_VISIBLE_DEVICES=1,2", gpus="2 GPUs", second="HIP_VISIBLE_DEVICES=2")),
     ({"ROCR_VISIBLE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "2"},  # as Slurm sets both
-     "ROCR_VISIBLE_DEVICES=2 leaves 1 GPU, numbered from 0, and CUDA_VISIBLE_DEVICES=2 selects none of these"),
+     message("launch/hidden_gpus", first="ROCR_VISIBLE_DEVICES=2", gpus="1 GPU", second="CUDA_VISIBLE_DEVICES=2")),
     ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "2"}, ""),
     ({"ROCR_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "-1"}, ""), ({"HIP_VISIBLE_DEVICES": "7"}, ""),
     ({"ROCR_VISIBLE_DEVICES": "7", "HIP_VISIBLE_DEVICES": "7"}, ""),  # the first list alone leaves none
@@ -177,10 +184,10 @@ def test_two_lists_of_amds_gpus_that_leave_none(environ: dict[str, str], expecte
 
 
 def test_lists_that_hide_all_gpus_are_named() -> None:
-    facts = [host(0)._replace(hidden="A=1 leaves 1 GPU, and B=1 selects none of these"), host(1)]
+    facts = [host(0)._replace(hidden="A=1 hides B=1"), host(1)]
     with pytest.raises(LaunchError, match="hidden-gpus") as caught:
         job.plan_pre_torch(facts, LaunchConfig())
-    assert caught.value.actual == "A=1 leaves 1 GPU, and B=1 selects none of these (on n0)"
+    assert caught.value.actual == "A=1 hides B=1 (on n0)"
 
 
 @pytest.mark.parametrize(("facts", "warned"), [
@@ -191,5 +198,4 @@ def test_lists_that_hide_all_gpus_are_named() -> None:
 ])
 def test_an_unlimited_stack_is_too_small_for_nccls_threads(facts: DeviceFacts, warned: bool) -> None:
     warnings = gpus.warn_unlimited_stack([facts, facts], ["n1", "n2"])
-    assert [warning.split("; ")[0] for warning in warnings] == [
-        "unlimited-stack: ulimit -s is unlimited on n[1-2]"] * warned
+    assert warnings == [message("launch/unlimited_stack", hosts="n[1-2]", version="2.27.5")] * warned

@@ -1,1 +1,1 @@
-"""What every package may use: configuration, errors, text, files, stderr, polling. It knows nothing of a job."""
+"""What every package may use: configuration, errors, text, files, stderr, polling. Nothing here knows about jobs."""

@@ -88,7 +88,7 @@ class DryRunFacts(NamedTuple):
 
 
 class OutputFilter(NamedTuple):
-    """--show: the ranks whose output is shown, all or those named by rank or local rank; or that of all, `folded`."""
+    """--show: show the output of all ranks, of those named by rank or local rank, or of all `folded`."""
 
     all_ranks: bool = True
     ranks: frozenset[int] = frozenset()
@@ -110,16 +110,16 @@ class LaunchConfig(NamedTuple):
 
     startup_timeout_s: float = DEFAULT_STARTUP_TIMEOUT_S
     exit_timeout_s: float | None = None  # for which finished ranks wait for others; None: see BLOCKED_EXIT_TIMEOUT_S
-    stall_s: float | None = None  # after which rank 0's sentinel prints where ranks stand, if none moves; None: never
+    stall_s: float | None = None  # without progress, after which the ranks' places are printed; None: never
     stall_abort: bool = False  # the job ends then
     group_timeout: timedelta | None = None  # of the process group's collectives; None: torch's default
-    abort_grace_s: float = DEFAULT_ABORT_GRACE_S  # which the ranks of a failed job have to end
-    stop_before_s: float | None = None  # before the scheduler's end of the job should_stop() becomes true; None: never
+    abort_grace_s: float = DEFAULT_ABORT_GRACE_S  # for the ranks of a failed job to exit
+    stop_before_s: float | None = None  # before the walltime, from which on should_stop() is True; None: never
 
     quiet: bool = False
     explain: int | None = None  # the rank whose environment is explained; the script does not run then
     error_file: str = ""  # receives the reason of a failure as JSON
-    full_traceback: bool = False  # a failing rank prints libraries' frames, too
+    full_traceback: bool = False  # tracebacks include libraries' frames
     map_file: str = ""  # .json or .svg, receives every rank's placement
     trace_file: str = ""  # receives the times at which each rank began each stage
     facts_file: str = ""  # receives what each rank discovers on its node
@@ -159,6 +159,6 @@ class LaunchConfig(NamedTuple):
         return options | {name: "set" for name in ("log_dir", "trace_file") if getattr(self, name)}
 
 
-# Each rank acts on these, so ranks that differ would wait for each other in vain. The rest concerns rank 0 or one rank.
+# Each rank acts on these: with different values ranks would wait for each other for ever. Others concern one rank.
 JOB_WIDE_FIELDS = ("backend", "device", "init", "startup_timeout_s", "exit_timeout_s", "group_timeout", "explain",
                    "virtual_local_rank", "check", "stage")

@@ -36,11 +36,11 @@ class LaunchError(Exception):
 
 
 class LocalLaunchError(LaunchError):
-    """A reason that only this rank knows: it prints it and ends the job."""
+    """A reason that only this rank knows; the rank prints it and ends the job."""
 
 
 class EndTimeoutError(TimeoutError):
-    """A rank at its end has waited for the others for --exit-timeout."""
+    """A finished rank has waited for the others for longer than --exit-timeout."""
 
 
 def assert_never(value: NoReturn) -> NoReturn:

@@ -65,14 +65,14 @@ class OpenedPath(NamedTuple):
 def open_for_writing(path: str, append: bool = False, keep: bool = False, job_folder: bool = False) -> int:
     """Open a file, which is made if need be and emptied unless `append` or `keep`, and return its descriptor.
 
-    With `job_folder` the file's folder is the job's own: it is made, too, and so are those above it. Raises OSError:
+    With `job_folder` the file's folder is the job's own: it is created, with those above it. Raises OSError:
 
     - as os.open() does;
     - for anything but a regular file, a device such as /dev/null, and a standard stream: a FIFO may block for ever;
     - if other users can write to a folder, for an entry of theirs that is a link or a hard link, which may lead to a
       file of ours; if everybody can write, for any file or folder of another user. The job's own folder, and what is
-      in it, must be this user's. Entries of root's are as good as this user's, and so are those of the user to whom a
-      file system gives this user's files.
+      in it, must be this user's. Entries of root count as this user's, and so do those of the user to whom a file
+      system assigns this user's files.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0 if keep else os.O_TRUNC)
     return open_checked(path, flags, functools.partial(find_risk, job_folder=job_folder), FOLDER_MODE * job_folder)
@@ -82,14 +82,14 @@ def find_risk(step: PathStep, job_folder: bool = False) -> str:
     """Return why a file must not be written because of a name in its path (see open_for_writing()); empty if it may."""
     is_strict = step.folder.st_mode & stat.S_IWOTH or (job_folder and step.names_left < 2)
     if step.has_open_folder and step.is_foreign and (is_strict or stat.S_ISLNK(step.entry.st_mode)):
-        return f"belongs to {user_name(step.entry.st_uid)}, and others than you can write to its folder"
+        return f"belongs to {user_name(step.entry.st_uid)}, and other users can write to its folder"
     if step.has_open_folder and stat.S_ISREG(step.entry.st_mode) and step.entry.st_nlink > 1:
-        return "has a second name (a hard link), and others than you can write to its folder"
+        return "has a second name (a hard link), and other users can write to its folder"
     return ""
 
 
 def open_for_reading(path: str) -> int:
-    """Open a file, whoever has written it, and return its descriptor; raise OSError, for a FIFO, too."""
+    """Open any user's file and return its descriptor; raise OSError, also for a FIFO."""
     return open_checked(path, os.O_RDONLY, lambda _: "")
 
 
@@ -100,9 +100,9 @@ def check_protected(path: str) -> None:
     """
     def check(step: PathStep) -> str:
         if step.folder.st_uid not in step.trusted:
-            return f"lies in a folder of {user_name(step.folder.st_uid)}"
+            return f"is in a folder of {user_name(step.folder.st_uid)}"
         if step.has_open_folder and not step.folder.st_mode & stat.S_ISVTX:
-            return "can be replaced by others than you, who can write to its folder"
+            return "can be replaced by other users, who can write to its folder"
         return f"belongs to {user_name(step.entry.st_uid)}" if step.has_open_folder and step.is_foreign else ""
 
     with walk_path(path, check) as opened:
@@ -127,7 +127,7 @@ def open_checked(path: str, flags: int, check: PathCheck, folder_mode: int = 0, 
                 return os.dup(opened.file)
             if not stat.S_ISREG(state.st_mode) and os.major(state.st_rdev) != MEMORY_DEVICES:
                 kind = FILE_KINDS.get(stat.S_IFMT(state.st_mode), "a device")
-                raise OSError(errno.EINVAL, f"it is {kind}, and no regular file")
+                raise OSError(errno.EINVAL, f"it is {kind}, not a regular file")
             return os.open(f"/proc/self/fd/{opened.file}", flags & ~os.O_CREAT | os.O_CLOEXEC)
 
 

@@ -33,7 +33,7 @@ def print_answer(text: str) -> int:
     """Print a command's answer on stdout by one write; return 0, or EXIT_OUTPUT_LOST.
 
     A character that stdout's encoding lacks becomes "?". If writing fails, the reason is printed, unless the pipe is
-    broken, and stdout is redirected to /dev/null, so that Python's flush at exit does not fail, too.
+    broken, and stdout is redirected to /dev/null, so that Python's flush at exit does not fail again.
     """
     out = sys.stdout
     try:

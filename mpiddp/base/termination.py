@@ -77,7 +77,7 @@ def flush() -> str:
 
 
 def flush_streams() -> None:
-    """Flush all of C's streams; do not wait long for one that a thread has locked."""
+    """Flush all of C's streams; do not wait long for a stream that a thread has locked."""
     import ctypes
 
     run_briefly(lambda: ctypes.CDLL(None).fflush(None))
@@ -92,7 +92,7 @@ def run_briefly(action: Callable[[], object]) -> None:
 
 
 def flush_files() -> list[Any]:
-    """Flush all Python files that are open for writing, as far as possible; return all files, of libraries, too."""
+    """Flush all Python files that are open for writing, as far as possible; return all files, including libraries'."""
     files = [item for item in gc.get_objects() if issubclass(type(item), IO_BASE)]  # a proxy may deceive isinstance()
     for file in files:
         with contextlib.suppress(Exception):

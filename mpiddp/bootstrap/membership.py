@@ -56,17 +56,17 @@ def join_job(
 def connect(rendezvous: Rendezvous, endpoint: Endpoint) -> dist.Store:
     """Connect to rank 0's store; raise LaunchError `address-unreachable` if some rank can't.
 
-    After this, ranks wait for each other inside torch, where nobody can name the late one.
+    After this, ranks wait for each other inside torch, where a late rank cannot be named.
     """
     store, error = job_store.connect_store(endpoint, rendezvous.remaining_s)
-    rendezvous.exchange("devices and store", error,
+    rendezvous.exchange("connecting to the store", error,
                         lambda errors: check_store_reached(errors, rendezvous.hosts, endpoint))
     assert store is not None
     return store
 
 
 class Membership:
-    """Holds the ranks' communicator, the store (on rank 0 its server, too) and the process group.
+    """Holds the ranks' communicator, the store (on rank 0 also its server) and the process group.
 
     `seats` are those of all ranks on rank 0, and empty elsewhere. `log` is how this rank's output is kept, `share` its
     part in folding, None without it.

@@ -61,7 +61,7 @@ def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentine
     loaded = identify_library()
     try:
         check_compatibility(started_by, loaded)
-    except LaunchError:  # srun is asked only now, by the rank that speaks: it takes time
+    except LaunchError:  # only now run srun, which takes time, on the rank that prints
         asks = started_by is not None and started_by.by_srun and started_by.rank == 0
         check_compatibility(started_by, loaded, schedulers.list_srun_mpi_types() if asks else ())
     check_shared_memory(loaded, describe_missing_shm(), runtime.hostname())
@@ -72,7 +72,7 @@ def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentine
     gpu_support = os.environ.get(GPU_SUPPORT)
     without_gpus = disable_gpu_support(os.environ) if loaded.is_cray and not config.gpu_aware_mpi else {}
     fork_safety = choose_fork_safety(os.environ, mpi.has_verbs())
-    set_env({**without_gpus, **fork_safety})  # which stay: NCCL opens verbs, too
+    set_env({**without_gpus, **fork_safety})  # kept: NCCL opens verbs too
     begin_stage("MPI_Init")
     mpi.initialise_mpi(MPI)
     restore_env(saved)
@@ -83,7 +83,8 @@ def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentine
         MPI.Finalize()
         raise
     if without_gpus and MPI.COMM_WORLD.rank == 0:
-        line = f"gpu-aware-mpi: {GPU_SUPPORT}={gpu_support} was set to 0: {GPU_SUPPORT_RISKS}; --gpu-aware-mpi keeps it"
+        line = (f"gpu-aware-mpi: changed {GPU_SUPPORT}={gpu_support} to 0: {GPU_SUPPORT_RISKS}; "
+                "--gpu-aware-mpi keeps it")
         warn([line])
     return MPI
 

@@ -59,7 +59,7 @@ def join_folding(
     if listener is not None:
         offer = RelayOffer(place, *listener.getsockname()[:2])
     folding = rendezvous.exchange(
-        "naming relays", offer, lambda offers: plan_folding(offers, endpoint.watch_token, config))
+        "connecting output relays", offer, lambda offers: plan_folding(offers, endpoint.watch_token, config))
     if listener is not None and folding.gathers:
         return FoldingShare(folding, listener.detach())
     if listener is not None:
@@ -115,7 +115,7 @@ def open_log(rendezvous: Rendezvous, place: RankPosition, config: LaunchConfig, 
     if RESTART_VARIABLE in os.environ:
         name = f"{schedulers.find_job(os.environ)[0] or run_id}-attempt-{runtime.count_restarts(os.environ)}"
     of_rank0 = name, os.urandom(16).hex()
-    name, token = rendezvous.exchange("naming logs", None, lambda ranks: [of_rank0] * len(ranks))
+    name, token = rendezvous.exchange("choosing a log folder", None, lambda ranks: [of_rank0] * len(ranks))
     folder = claim_folder(rendezvous, place, f"{config.log_dir}/{name}", run_id)
     host, compression = runtime.hostname(), config.log_compress
     path = f"{folder}/rank-{place.rank:05d}.{host.split('.')[0]}.log"
@@ -123,7 +123,7 @@ def open_log(rendezvous: Rendezvous, place: RankPosition, config: LaunchConfig, 
     log = LogPlan(path, place.rank, host, run_id, index, compression.value, config.log_max_bytes, token)
     lacks_zstd = compression is LogCompression.ZSTD and not any(map(find_spec, ZSTD_MODULES))
     opened = OpenedLog(log, create_log(path), lacks_zstd)
-    has_index = rendezvous.exchange("opening logs", opened, lambda ranks: begin_index(ranks, rendezvous.hosts))
+    has_index = rendezvous.exchange("opening log files", opened, lambda ranks: begin_index(ranks, rendezvous.hosts))
     return log if has_index else log._replace(ranks_file="")
 
 
@@ -140,11 +140,11 @@ def claim_folder(rendezvous: Rendezvous, place: RankPosition, wanted: str, run_i
         return [claim_free_folder(wanted, restarts, run_id, numbers)] * rendezvous.size
 
     while True:
-        claim: FolderClaim = rendezvous.exchange("naming logs", None, choose)
+        claim: FolderClaim = rendezvous.exchange("choosing a log folder", None, choose)
         if place.num_nodes == 1:
             return claim.folder
         is_acquired = place.local_rank > 0 or claim.acquire()
-        if rendezvous.exchange("naming logs", is_acquired, lambda acquired: [all(acquired)] * len(acquired)):
+        if rendezvous.exchange("choosing a log folder", is_acquired, lambda acquired: [all(acquired)] * len(acquired)):
             return claim.folder
         if place.local_rank == 0:
             claim.release()
@@ -168,5 +168,5 @@ def begin_index(ranks: Sequence[OpenedLog], hosts: Sequence[str]) -> list[bool]:
         write_index(path, logs)
         return [True] * len(logs)
     except OSError as error:
-        write_line(f"mpiddp: cannot write {path}: {format_os_error(error, path)}; the job goes on without it")
+        write_line(f"mpiddp: cannot write {path}: {format_os_error(error, path)}; continuing without it")
         return [False] * len(logs)

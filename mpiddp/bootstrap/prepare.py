@@ -18,7 +18,7 @@ from ..planning.job import Placement, PostTorchFacts, PreTorchPlan
 if TYPE_CHECKING:
     from .probe import AddressProber
 
-SavedEnv = dict[str, str | None]  # former values of variables; None for one that was not set
+SavedEnv = dict[str, str | None]  # former values of variables; None if it was not set
 values_set: dict[str, str] = {}  # the variables that this process has set
 
 
@@ -89,8 +89,8 @@ def fast_import() -> Iterator[None]:
     The objects that an import makes stay, so a collection finds nothing. At the end gc.freeze() and gc.unfreeze() move
     them to the oldest generation at once (CPython, Modules/gcmodule.c); otherwise the next collection would look at all
     of them. torch also asks inspect.getframeinfo() for the line number of each of its operators
-    (torch/_library/utils.py). By default Python reads the text of the line, too, and looks for the file of every module
-    to do so.
+    (torch/_library/utils.py). By default Python also reads the text of the line, and looks for the file of every
+    module to do so.
     """
     from inspect import getframeinfo
 

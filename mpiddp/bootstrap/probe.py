@@ -1,4 +1,4 @@
-"""Try rank 0's addresses from the other nodes, to find one that all of them reach.
+"""Probe rank 0's addresses from the other nodes, to find an address that all of them reach.
 
 Rank 0's sentinel listens on all of them. One rank of each other node connects to all of them. The kernel does that
 while the ranks import torch, so it costs no time.
@@ -126,7 +126,7 @@ class AddressProber:
             except OSError as error:
                 return ProbeResult(error=error.strerror or str(error))
             if answer != self._target.token.encode():
-                return ProbeResult(error="another host answers there")
+                return ProbeResult(error="answered by another host")
             return ProbeResult(self._interface_names.get(connection.getsockname()[0], ""))
 
 

@@ -150,7 +150,7 @@ class GroupMaker:
         """Return whether a script's request means the job's own store.
 
         It does for env:// with our address, and for env:// with any other address if it wants all our ranks: an address
-        that a script sets instead of ours (localhost, for instance) is no better.
+        that a script sets instead of ours, such as localhost, is not meant to be kept.
         """
         env = self.environment
         ours = f"{env.master_addr}:{env.master_port}"

@@ -27,7 +27,7 @@ def refuse_early(message: str, on_node: bool = False, speaker: int = 0) -> None:
 
     A rank knows its number from the launcher's variables. Only the rank `speaker` prints; if each task of a Slurm step
     or Flux job has started a launcher, only rank 0 of the first task. If the reason concerns only this node
-    (`on_node`), the first rank of this node prints it, too, unless the launcher has ended it by then.
+    (`on_node`), the first rank of this node also prints it, unless the launcher has ended it by then.
     """
     launcher = launchers.read_launch_facts(os.environ)
     if launcher is not None and (launcher.rank != speaker or launcher.task > 0):

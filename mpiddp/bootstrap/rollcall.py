@@ -1,8 +1,8 @@
-"""The roll call: bring all ranks' facts to rank 0, and its plans back. Each wait has a deadline and names late ranks.
+"""The roll call: gather all ranks' facts on rank 0, and scatter its plans. A wait has a deadline and names late ranks.
 
 MPI makes progress only inside MPI calls, and a send may complete while its message still waits at the sender for room:
-for one of MPICH's 64 cells for a rank's messages to its node, or in a network's queue. So whoever has sent calls MPI
-until all of it is received, before it does anything else, such as to wait for the same ranks inside torch.
+for one of MPICH's 64 cells for a rank's messages to its node, or in a network's queue. So a rank that has sent
+a message stays in MPI until it is received, before it does anything else, such as waiting inside torch.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def await_all(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
     rank = f"rank {comm.rank} of {comm.size}"
     error = LocalLaunchError(
         "startup-timeout",
-        actual=f"not all ranks had called init_process_group() {timeout_s:g} s after {rank}",
-        needed="the same call by every rank of the communicator",
-        do="look for a rank that failed before, or that takes another way; more time: MPIDDP_STARTUP_TIMEOUT",
+        actual=f"{rank} timed out after {timeout_s:g} s in init_process_group(), which not all ranks have called",
+        needed="a call of init_process_group() by every rank of the communicator",
+        do="look for a rank that failed earlier or skips the call, or allow more time: MPIDDP_STARTUP_TIMEOUT=SECONDS",
     )
 
     def remind(waited_s: float) -> None:
         if comm.rank == 0:
-            write_line(f"mpiddp: {rank} has waited {waited_s:.0f} s in init_process_group() for others")
+            write_line(f"mpiddp: {rank} has waited {waited_s:.0f} s in init_process_group() for the other ranks")
 
     deadline = began_s + timeout_s + min(comm.rank, MAX_STAGGER_S)
     poll_until(lambda: barrier.Test() or None, deadline, lambda: error, remind, REMIND_AFTER_S)
@@ -61,8 +61,8 @@ def await_all(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
 class Rendezvous:
     """The ranks of a communicator during their start, which may take `timeout_s` from `began_s` on.
 
-    The sentinels count from that time, too (time.monotonic()); rank 0 goes by the earliest start of the ranks that wait
-    for it. `hosts` are the ranks' hostnames on rank 0, once it knows them, and empty elsewhere. `job_ranks` are the
+    The sentinels use the same start time (time.monotonic()); rank 0 uses the earliest start of the ranks that wait for
+    it. `hosts` are the ranks' hostnames on rank 0, once it knows them, and empty elsewhere. `job_ranks` are the
     ranks' numbers in the job, if the communicator has only some of its ranks.
     """
 
@@ -89,7 +89,7 @@ class Rendezvous:
     def exchange(self, stage: str, facts: Facts, plan: Callable[[Sequence[Facts]], Sequence[Plan]]) -> Plan:
         """Send this rank's facts to rank 0, where `plan` makes a plan for each rank, and return this rank's plan.
 
-        `stage` is what a rank is doing that has not sent its facts. A LaunchError of `plan` is raised on every rank and
+        `stage` is what a rank that has not sent its facts is doing. A LaunchError of `plan` is raised on every rank and
         closes the communicator. At the deadline each rank that still waits raises LocalLaunchError.
         """
         begin_stage(f"{WAIT_PREFIX}{stage}")
@@ -109,16 +109,15 @@ class Rendezvous:
     @contextmanager
     def abort_after(self, stage: str, give_up: Callable[[LocalLaunchError], object]) -> Iterator[None]:
         """Run a block in which this rank waits inside a library; at the deadline call `give_up` in another thread."""
-        error = f"{self.name(self.rank)} waits for the others ({stage})"
-        seconds = self.remaining_s + min(self.rank, MAX_STAGGER_S)
-        timer = threading.Timer(seconds, lambda: give_up(self._timeout_error(error)))
+        error = self._timeout_error(f"the other ranks ({stage}); reported by {self.name(self.rank)}")
+        timer = threading.Timer(self.remaining_s + min(self.rank, MAX_STAGGER_S), lambda: give_up(error))
         timer.daemon = True
         timer.start()
         try:
             yield
         finally:
             timer.cancel()
-            timer.join()  # no thread of ours is left when the script runs
+            timer.join()  # no thread is left when the script runs
 
     def await_end(
         self, own: Sequence[int], timeout_s: float | None, name_missing: Callable[[], str],
@@ -186,7 +185,7 @@ class Rendezvous:
     def _receive_plan(self) -> Any:
         deadline = self._deadline + min(self.rank, MAX_STAGGER_S)
         _, result = poll_until(lambda: receive_message(self.comm, TAG, 0), deadline,
-                               lambda: self._timeout_error("rank 0 has not answered"))
+                               lambda: self._timeout_error("the plan from rank 0"))
         return result
 
     def _await_ranks(self, stage: str, find_missing: Callable[[], Collection[int]]) -> None:
@@ -202,15 +201,16 @@ class Rendezvous:
             names = [f"{self.name(rank)} ({stage})" for rank in sorted(missing)]
             return f"{len(names)} of {self.size} ranks: {join_names(names)}"
 
-        poll_until(poll, lambda: self._deadline, lambda: self._timeout_error(f"waited for {describe()}"),
-                   lambda waited_s: write_line(f"mpiddp: waiting {waited_s:.0f} s for {describe()}"), REMIND_AFTER_S)
+        poll_until(poll, lambda: self._deadline, lambda: self._timeout_error(describe()),
+                   lambda waited_s: write_line(f"mpiddp: still waiting after {waited_s:.0f} s for {describe()}"),
+                   REMIND_AFTER_S)
 
-    def _timeout_error(self, actual: str) -> LocalLaunchError:
+    def _timeout_error(self, awaited: str) -> LocalLaunchError:
         return LocalLaunchError(
             "startup-timeout",
-            actual=f"{actual} after {self.timeout_s:g} s",
-            needed="every rank at the start in time",
-            do="look at those hosts (a slow file system, a broken node); more time: --startup-timeout SECONDS",
+            actual=f"timed out after {self.timeout_s:g} s waiting for {awaited}",
+            needed="all ranks ready before the startup timeout",
+            do="check those hosts (slow file system, broken node), or allow more time: --startup-timeout SECONDS",
         )
 
 

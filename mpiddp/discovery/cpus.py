@@ -18,7 +18,7 @@ class Topology(NamedTuple):
 
     `cores` holds the CPUs of each core; the cores of one NUMA node follow each other. `numa` holds the number of each
     core's NUMA node, `sockets` that of its socket. `nodes` pairs every NUMA node of the machine with its socket.
-    `sockets` and `nodes` are empty if the kernel does not tell.
+    `sockets` and `nodes` are empty if the kernel does not report it.
     """
 
     cores: tuple[tuple[int, ...], ...]
@@ -39,7 +39,7 @@ class CpuGrant(NamedTuple):
 
 
 def read_grant(environ: Mapping[str, str], host: str, by_mpirun: bool) -> CpuGrant | None:
-    """Return what the scheduler says that it gave the job on this host, None if none says so.
+    """Return how many CPUs the scheduler gave the job on this host, None if it sets no such variable.
 
     SLURM_CPUS_ON_NODE counts the CPUs of the Slurm step around this process. Under mpirun that is the step of mpirun's
     daemon, which may have fewer CPUs than the job: then the variable is read last.
@@ -88,12 +88,12 @@ def list_allowed_cpus() -> frozenset[int]:
 
 
 def is_whole_node(cpus: Collection[int]) -> bool:
-    """Tell whether these are all CPUs of the node, so that no cgroup confines a process that may run on them."""
+    """Return whether these are all CPUs of the node, so that no cgroup confines a process that may run on them."""
     return len(cpus) == (len(set(read_number_list(f"{CPUS}/online"))) or os.cpu_count())
 
 
 def read_topology(cpus: Collection[int]) -> Topology:
-    """Return the topology of CPUs; if the kernel does not tell, each CPU is a core, all of one NUMA node."""
+    """Return the topology of CPUs; if the kernel does not report it, each CPU is a core, all of one NUMA node."""
     numa = read_numa_nodes()
     cores: dict[tuple[int, ...], int] = {}
     grouped: set[int] = set()
@@ -111,14 +111,14 @@ def read_topology(cpus: Collection[int]) -> Topology:
 
 
 def read_node_sockets(numa: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
-    """Return each NUMA node with its socket, empty if the kernel does not tell; `numa` holds each CPU's NUMA node."""
+    """Return each NUMA node with its socket, empty if that is unknown; `numa` holds each CPU's NUMA node."""
     cpu_of_node = {node: cpu for cpu, node in sorted(numa.items(), reverse=True)}
     sockets = tuple((node, read_socket(cpu)) for node, cpu in sorted(cpu_of_node.items()))
     return () if any(number == -1 for _, number in sockets) else sockets
 
 
 def read_socket(cpu: int) -> int:
-    """Return the number of a CPU's socket, -1 if the kernel does not tell."""
+    """Return the number of a CPU's socket, -1 if the kernel does not report it."""
     return read_number(f"{CPUS}/cpu{cpu}/topology/physical_package_id")
 
 

@@ -31,18 +31,18 @@ SLURM_GPUS = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE")  # man 
 class UnseenGpus(NamedTuple):
     """GPUs that a rank should have and torch does not see.
 
-    `given` names the evidence for them. `built_for` is what torch was built for, as in "CUDA 12.8", empty for the CPU
-    alone; `says` is its own reason, empty for none. `driver` is the version of the GPUs' driver, empty without one.
+    `given` names the evidence for them. `built_for` is what torch was built for, such as "CUDA 12.8", empty for CPUs
+    only; `reason` is torch's own error, empty for none. `driver` is the version of the GPUs' driver, empty without one.
     """
 
     given: str
     built_for: str
-    says: str
+    reason: str
     driver: str
 
 
 class DeviceFacts(NamedTuple):
-    """The devices that torch sees on a rank; `error` says why torch could not be imported, None if it could.
+    """The devices that torch sees on a rank; `error` is why torch could not be imported, None if it could.
 
     `kind` is a device type of torch, "cpu" if there is no accelerator. `gpus` are the accelerators in torch's order.
     `default_backends` maps a device type to torch's default backend for it, `backends` each backend of this torch to
@@ -99,8 +99,8 @@ def find_unseen_gpus(torch: Any, environ: Mapping[str, str]) -> UnseenGpus | Non
         return None
     versions = {name: getattr(torch.version, name.lower(), None) for name in ("CUDA", "HIP", "XPU")}
     built_for = next((f"{name} {version}" for name, version in versions.items() if version), "")
-    says = read_torch_reason(torch.xpu if versions["XPU"] else torch.cuda) if built_for else ""
-    return UnseenGpus(given, built_for, says, read_driver_version())
+    reason = read_torch_reason(torch.xpu if versions["XPU"] else torch.cuda) if built_for else ""
+    return UnseenGpus(given, built_for, reason, read_driver_version())
 
 
 def find_gpu_evidence(environ: Mapping[str, str]) -> str:
@@ -114,7 +114,7 @@ def find_gpu_evidence(environ: Mapping[str, str]) -> str:
         return ""
     given = max(schedulers.count_slurm_gpus_on_node(environ), schedulers.count_slurm_gpus_of_task(environ))
     if given:
-        return f"{given} GPU{'s' * (given > 1)} given by Slurm"
+        return f"{given} GPU{'s' * (given > 1)} from Slurm"
     if openable := describe_openable_gpus():
         return openable
     if schedulers.find_scheduler(environ) is schedulers.SLURM and not any(map(environ.get, SLURM_GPUS)):

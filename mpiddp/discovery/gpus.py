@@ -21,7 +21,7 @@ class Gpu(NamedTuple):
     """A GPU, or a MIG instance of one.
 
     `uuid` is written as NVIDIA's tools do (GPU-…, MIG-…), empty if unknown. `board` is the UUID of the whole GPU, which
-    its MIG instances share. `numa` is the number of its NUMA node, -1 if the kernel does not tell.
+    its MIG instances share. `numa` is the number of its NUMA node, -1 if the kernel does not report it.
     """
 
     uuid: str
@@ -32,7 +32,7 @@ class Gpu(NamedTuple):
 
     @property
     def is_slice(self) -> bool:
-        """Tell whether this is a MIG instance."""
+        """Return whether this is a MIG instance."""
         return self.uuid != self.board
 
 
@@ -128,12 +128,12 @@ def describe_hidden_gpus(environ: Mapping[str, str]) -> str:
     if not left or select_visible(left, environ, second):
         return ""
     count = f"{len(left)} GPU{'s' * (len(left) > 1)}"
-    return (f"{ROCR_VISIBLE}={environ[ROCR_VISIBLE]} leaves {count}, numbered from 0, and {second}={environ[second]} "
-            "selects none of these")
+    return (f"{ROCR_VISIBLE}={environ[ROCR_VISIBLE]} leaves {count}, numbered from 0, but {second}={environ[second]} "
+            "selects none of them")
 
 
 def is_gpu_list(value: str) -> bool:
-    """Tell whether a list of visible GPUs names any; an empty one, "-1" and Slurm's "NoDevFiles" name none."""
+    """Return whether a list of visible GPUs names any; an empty one, "-1" and Slurm's "NoDevFiles" name none."""
     first = value.split(",")[0].strip()
     return first.isdecimal() or first.startswith(("GPU-", "MIG-"))
 
@@ -166,7 +166,7 @@ def list_cards(*drivers: str) -> list[str]:
 
 
 def can_open(device: str) -> bool:
-    """Tell whether this process may open a GPU: a scheduler may deny some."""
+    """Return whether this process may open a GPU: a scheduler may deny some."""
     for node in list_names(f"{device}/drm"):
         if node.startswith("renderD"):
             try:
@@ -182,7 +182,7 @@ def format_pci_address(domain: int, bus: int, device: int) -> str:
 
 
 def read_numa_node(pci: str) -> int:
-    """Return the NUMA node of a PCI device, -1 if the kernel does not tell."""
+    """Return the NUMA node of a PCI device, -1 if the kernel does not report it."""
     return read_number(f"/sys/bus/pci/devices/{pci}/numa_node")
 
 

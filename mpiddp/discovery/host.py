@@ -46,14 +46,14 @@ class HostFacts(NamedTuple):
 
     CPUs: the launcher gave this rank `cpus`; its cgroup allows it `allowed` (under Flux the same as `cpus`), whose
     structure is `topology`. `cpus_per_task` is Slurm's --cpus-per-task. `grant` is what a scheduler gave the job of the
-    node's CPUs, None if none says so, or if a cgroup keeps the job to its share.
+    node's CPUs, None if unknown, or if a cgroup confines the job to its share.
 
     Network: `interfaces` is empty if one node has all ranks. `unaddressed` are the names of further interfaces that are
     up and have only link-local addresses of IPv6.
 
     GPUs: CUDA_VISIBLE_DEVICES can name any of `gpus`, and names `visible_gpus` now; both are empty if only torch can
-    list them. `hidden` says how two such lists together leave no GPU, empty if they leave some. Slurm gave the job
-    `given_gpus` on this node and `task_gpus` to each task, 0 if it does not say.
+    list them. `hidden` describes how two such lists together leave no GPU, empty if they leave some. Slurm gave the job
+    `given_gpus` on this node and `task_gpus` to each task, 0 if unknown.
 
     `stop_in_s` is the time until --stop-before stops the job, None if this rank does not know it.
     """
@@ -137,7 +137,7 @@ def read_host_facts(
 
 
 def read_shm_bytes() -> int:
-    """Return the size of /dev/shm, 0 where there is none."""
+    """Return the size of /dev/shm, 0 if there is none."""
     try:
         shm = os.statvfs(SHM_FOLDER)
     except OSError:
@@ -146,7 +146,7 @@ def read_shm_bytes() -> int:
 
 
 def describe_missing_shm() -> str:
-    """Return in words why this user can have no shared memory on this host, empty where that is possible."""
+    """Return why this user cannot have shared memory on this host, empty if that is possible."""
     if os.access(SHM_FOLDER, os.W_OK | os.X_OK):
         return ""
     return f"this user cannot write to {SHM_FOLDER}" if os.path.isdir(SHM_FOLDER) else f"there is no {SHM_FOLDER}"

@@ -112,7 +112,7 @@ class LaunchFacts(NamedTuple):
 
     @property
     def by_srun(self) -> bool:
-        """Tell whether srun itself started the rank."""
+        """Return whether srun itself started the rank."""
         return self.launcher in (SRUN, PSSLURM)
 
 
@@ -171,7 +171,7 @@ def find_outer_tasks(launcher: Launcher, environ: Mapping[str, str]) -> tuple[in
 
 
 def is_launcher_in_task(launcher: Launcher, outer: Launcher, environ: Mapping[str, str]) -> bool:
-    """Tell whether this rank's mpirun or mpiexec itself runs in the Slurm step or Flux job that this rank is in.
+    """Return whether this rank's mpirun or mpiexec itself runs in the Slurm step or Flux job that this rank is in.
 
     An mpirun in a Slurm allocation runs outside that step: it makes srun start a daemon on each node, so its ranks are
     in a step of several tasks too. Variables tell the two cases apart. Open MPI's name the rank's daemon, and number 0
@@ -191,6 +191,6 @@ def is_launcher_in_task(launcher: Launcher, outer: Launcher, environ: Mapping[st
 
 
 def is_first_on_node(environ: Mapping[str, str]) -> bool:
-    """Tell whether this process is the first of the job on its node; true if its launcher does not tell."""
+    """Return whether this process is the first of the job on its node; True if its launcher sets no local rank."""
     launcher = find_launcher(environ)
     return launcher is None or not read_number(environ, launcher.local_ranks)

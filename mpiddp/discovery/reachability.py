@@ -23,8 +23,8 @@ def probe_hosts(
 ) -> dict[str, bool]:
     """Return by name which hosts take a connection within `each_s`, of those that can be probed within `all_s`.
 
-    With `refusal_counts` a host that refuses it has answered too. So has a host whose name is unknown here: nothing is
-    known of it.
+    A refused connection counts as an answer with `refusal_counts`. A host with an unknown name counts as reachable,
+    because nothing is known about it.
     """
     from concurrent.futures import ThreadPoolExecutor, wait
 

@@ -23,7 +23,7 @@ def drop_foreign_run_id(environ: MutableMapping[str, str]) -> None:
 
 
 def is_in_run(run: str) -> bool:
-    """Tell whether this process descends from one that has set TORCHELASTIC_RUN_ID to `run`: a rank, or torchrun.
+    """Return whether this process descends from one that has set TORCHELASTIC_RUN_ID to `run`: a rank, or torchrun.
 
     That process has loaded torch or MPI; all its descendants were started with the variable, and it was not.
     """
@@ -71,7 +71,7 @@ def find_slurm_step(environ: Mapping[str, str], runtime: LaunchFacts | None) -> 
 
 
 def is_abort_status_lost(runtime: LaunchFacts | None) -> bool:
-    """Tell whether MPI_Abort's status is lost: srun --mpi=pmi2 kills all ranks and reports 137, Flux 143."""
+    """Return whether MPI_Abort's status is lost: srun --mpi=pmi2 kills all ranks and reports 137, Flux 143."""
     return runtime is not None and bool(runtime.offers & runtime.launcher.loses_status)
 
 

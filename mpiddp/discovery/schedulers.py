@@ -205,12 +205,12 @@ def describe_unknown_end(environ: Mapping[str, str]) -> str:
     """Return in words why the end of the job is unknown."""
     scheduler = find_scheduler(environ)
     if scheduler is None:
-        return "no scheduler is known here that could say when the job ends"
-    return f"{scheduler.ask_end[0] if scheduler.ask_end else scheduler.name} does not say here when the job ends"
+        return "found no scheduler that knows when the job ends"
+    return f"{scheduler.ask_end[0] if scheduler.ask_end else scheduler.name} does not report when the job ends"
 
 
 def find_end(environ: Mapping[str, str], asks: bool) -> float | None:
-    """Return when the scheduler will end this job, as a time of time.time(), None if it does not say.
+    """Return when the scheduler will end this job, as a time of time.time(), None if unknown.
 
     Newer versions of Slurm set SLURM_JOB_END_TIME. If it is missing, or has passed because the job's limit was raised,
     the rank that `asks` calls a command.

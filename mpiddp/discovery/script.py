@@ -1,4 +1,4 @@
-"""The script as a rank finds it: whether it exists and compiles, and what its code says, without running it."""
+"""The script as a rank finds it: whether it exists and compiles, and which words its code has, without running it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_THE_USERS = tuple(f"{folder}/" for folder in (sys.base_prefix, sys.prefix, o
 
 
 class ScriptFacts(NamedTuple):
-    """The script on this rank; `error` says why it cannot be run, None if it can.
+    """The script on this rank; `error` is why it cannot run, None if it can.
 
     `digest` is the CRC-32 of its source. `missing` is true if the script does not exist, and false if it does not
     compile. `local_rank_option` is the script's own option for its local rank, empty if it has none or reads
@@ -121,7 +121,7 @@ def compile_file(path: str) -> types.CodeType:
 
 
 def is_bytecode(path: str) -> bool:
-    """Tell whether a script is bytecode, by its name or its first two bytes as Python does (maybe_pyc_file())."""
+    """Return whether a script is bytecode, by its name or its first two bytes as Python does (maybe_pyc_file())."""
     return path.endswith(".pyc") or read_source(path)[:2] == importlib.util.MAGIC_NUMBER[:2]
 
 
@@ -175,7 +175,7 @@ def list_user_modules() -> list[str]:
 
 
 def is_installed(file: str) -> bool:
-    """Tell whether a module's file belongs to an installed package, to Python, or to us."""
+    """Return whether a module's file belongs to an installed package, to Python, or to us."""
     return any(folder in file for folder in INSTALLED) or file.startswith(NOT_THE_USERS)
 
 

@@ -33,7 +33,7 @@ def read_facts(path: str) -> list[HostFacts]:
             check_facts(facts)
             return facts
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path} has no facts that mpiddp {__version__} knows: "
+            raise ValueError(f"{path} is not a facts file of mpiddp {__version__}: "
                              f"{type(error).__name__}: {error}") from None
 
 
@@ -44,9 +44,9 @@ def check_facts(facts: Sequence[HostFacts]) -> None:
     for rank, rank_facts in enumerate(facts):
         node = rank_facts.node
         if not 0 <= node <= rank or facts[node].node != node or facts[node].topology is None:
-            raise ValueError(f"rank {rank} is on the node of rank {node}, which does not tell of it")
+            raise ValueError(f"rank {rank} is on the node of rank {node}, which has no facts of a node")
         if rank_facts.versions.keys() != facts[0].versions.keys():
-            raise ValueError(f"rank {rank} has other versions than rank 0")
+            raise ValueError(f"rank {rank} lists versions of other software than rank 0")
 
 
 def serialize_facts(facts: HostFacts) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from ..base.stderr import print_answer, write_line
 # What to use instead of other launchers' options.
 FOREIGN_OPTION_HINTS = {
     ("-n", "-np", "--np", "--nproc", "--nproc-per-node", "--nnodes", "--num-processes", "--num-machines"):
-        "how many processes start is for the launcher to say (mpirun -n 2, srun --ntasks-per-node=2)",
+        "set the number of processes with the launcher (mpirun -n 2, srun --ntasks-per-node=2)",
     ("--standalone", "--node-rank", "--machine-rank", "--master-port", "--main-process-port", "--main-process-ip",
      "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id", "--local-addr"):
-        "leave it out: MPI tells the ranks, and mpiddp finds address and port (--interface and --port name them)",
-    ("--max-restarts",): "python -m mpiddp.supervise --max-restarts 3 mpirun python -m mpiddp … starts a job again",
+        "omit it: MPI assigns the ranks, and mpiddp chooses address and port (or set --interface and --port)",
+    ("--max-restarts",):
+        "to restart a failed job: python -m mpiddp.supervise --max-restarts 3 mpirun python -m mpiddp …",
     ("--tee", "--redirects", "--local-ranks-filter"):
-        "--log-dir writes each rank's output to a file, --show tells whose is shown",
+        "use --log-dir to write each rank's output to a file, and --show to select the ranks to show",
 }
 
 

@@ -42,31 +42,33 @@ from .values import (
 OPTIONS: dict[str, dict[str, Any]] = {
     "backend": {
         "default": None, "type": parse_name,
-        "help": "backend of the process group (default: the accelerator's own, gloo without one)",
+        "help": "backend of the process group (default: torch's default for the accelerator, gloo without one)",
     },
     "device": {
         "default": "auto", "type": parse_name, "metavar": "TYPE",
-        "help": "what the ranks compute on: cpu, or a device type that torch knows, such as cuda or xpu (default: the "
-                "accelerator that all of them see, or else the CPU)",
+        "help": "device type of the ranks: cpu, or an accelerator that torch supports, such as cuda or xpu (default: "
+                "the accelerator that all ranks see, otherwise cpu)",
     },
     "interface": {
         "default": None, "type": parse_interface, "metavar": "NAME",
-        "help": "network interface on which nodes meet: a name, the beginning of one, a network such as 10.1.0.0/16, "
-                "or several with commas between (default: the fastest whose network all of them are on)",
+        "help": "network interface for traffic between nodes: a name, the beginning of a name, a network such as "
+                "10.1.0.0/16, or a comma-separated list of these (default: the fastest one whose network all nodes "
+                "share)",
     },
     "master-addr": {
         "default": None, "type": parse_name, "metavar": "ADDRESS",
-        "help": "address of rank 0's node at which nodes meet (default: that of the interface)",
+        "help": "address of rank 0's node to which the other nodes connect (default: that of the interface)",
     },
     "port": {
         "default": 0, "type": parse_port, "metavar": "N",
-        "help": "port of rank 0's node at which the ranks meet, and N+1 for their sentinels (default: free ones); "
-                "NCCL, gloo and MPI take others, for which they have settings of their own",
+        "help": "port of the store on rank 0's node; the sentinels use N+1 (default: free ports). NCCL, gloo and MPI "
+                "use other ports, which have their own settings",
     },
     "bind": {
         "default": "auto", "choices": ("auto", "none", "launcher"),
-        "help": "the cores of a rank: an even part of the node's where the launcher gave it no good one, all that "
-                "the node allows, or what the launcher gave (default: %(default)s)",
+        "help": "cores of a rank: auto divides the node's cores evenly if the launcher gave ranks shared or single "
+                "cores, none allows all cores of the node, launcher keeps the launcher's binding (default: "
+                "%(default)s)",
     },
     "threads": {
         "default": None, "type": parse_positive_int, "metavar": "N",
@@ -74,130 +76,130 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "group-timeout": {
         "default": None, "type": parse_timeout, "metavar": "SECONDS",
-        "help": "how long a collective of the process group may take (default: torch's own)",
+        "help": "timeout of the process group's collectives (default: torch's)",
     },
     "startup-timeout": {
         "default": str(DEFAULT_STARTUP_TIMEOUT_S), "type": parse_seconds, "metavar": "SECONDS",
-        "help": "give up when not all ranks are ready by then (default: %(default)s)",
+        "help": "end the job if not all ranks are ready within this time (default: %(default)s)",
     },
     "exit-timeout": {
         "default": None, "type": parse_seconds, "metavar": "SECONDS",
-        "help": "give up when a rank has not ended this long after another did (default: wait for it, but "
-                f"{BLOCKED_EXIT_TIMEOUT_S:g} where all ranks that have not ended wait in a collective for one that "
-                "has)",
+        "help": "end the job if a rank is still running this long after another one finished (default: no limit, but "
+                f"{BLOCKED_EXIT_TIMEOUT_S:g} if all running ranks wait in a collective for a finished one)",
     },
     "stall": {
         "default": None, "type": parse_seconds, "metavar": "SECONDS",
-        "help": "print where the ranks are when none of them has moved for this long (default: never)",
+        "help": "print where each rank is if no rank has made progress for this long (default: never)",
     },
     "abort-grace": {
         "default": str(DEFAULT_ABORT_GRACE_S), "type": parse_seconds, "metavar": "SECONDS",
-        "help": "after a failure, kill the ranks that have not ended within this time (default: %(default)s)",
+        "help": "after a failure, kill ranks that have not exited within this time (default: %(default)s)",
     },
     "stop-before": {
         "default": None, "type": parse_seconds, "metavar": "SECONDS",
-        "help": "make mpiddp.should_stop() true this long before the walltime",
+        "help": "make mpiddp.should_stop() return True this long before the walltime",
     },
     "error-file": {
         "default": "", "type": parse_path, "metavar": "FILE",
-        "help": "write why the job failed to FILE, as torchelastic does (default: TORCHELASTIC_ERROR_FILE)",
+        "help": "write the reason of a failure to FILE, in torchelastic's format (default: TORCHELASTIC_ERROR_FILE)",
     },
     "log-dir": {
         "default": "", "type": parse_path, "metavar": "DIR",
-        "help": "write each rank's output to a file, too: DIR/JOB/rank-00013.HOST.log, where JOB is the scheduler's "
-                "number of the job, or a random name that the report of a failure tells; ranks.json there has a line "
-                "for each",
+        "help": "also write each rank's output to DIR/JOB/rank-00013.HOST.log, where JOB is the scheduler's job number "
+                "or a random name, which failure reports show; ranks.json there has a line for each rank",
     },
     "log-compress": {
         "default": "", "choices": ("gzip", "zstd"),
-        "help": "compress a log when it is complete: .log.gz, .log.zst (default: not)",
+        "help": "compress a log when it is complete, to .log.gz or .log.zst (default: no compression)",
     },
     "log-max-bytes": {
         "default": 0, "type": parse_byte_count, "metavar": "N",
-        "help": "rotate a log to .log.1 when it reaches N bytes, and keep one old file; also as in 100M (default: no "
-                "limit)",
+        "help": "rotate a log to .log.1 when it reaches N bytes (units K, M and G, as in 100M); one old file is kept "
+                "(default: no limit)",
     },
     "prefix": {
         "default": "", "type": parse_prefix, "nargs": "?", "const": DEFAULT_PREFIX, "metavar": "FORMAT",
-        "help": "put this before each line of output that is shown, as in '[{rank}.{local_rank} {host} "
-                "{time:%%H:%%M:%%S}] ' (default: '" + DEFAULT_PREFIX + "'); one without fields only as --prefix='> '",
+        "help": "print this before each line of output, for example '[{rank}.{local_rank} {host} "
+                "{time:%%H:%%M:%%S}] ' (default: '" + DEFAULT_PREFIX + "'); join a prefix without fields to the "
+                "option: --prefix='> '",
     },
     "show": {
         "default": "all", "type": parse_output_filter, "metavar": "RANKS",
-        "help": "whose output to show: all, none, or ranks as in 0,4,local-0; fold shows once what several ranks say, "
-                "and which ones do (default: %(default)s)",
+        "help": "ranks whose output to show: all, none, or a list such as 0,4,local-0; fold shows equal lines of "
+                "several ranks once, with the ranks' numbers (default: %(default)s)",
     },
     "fold-window": {
         "default": DEFAULT_FOLD_WINDOW_S, "type": parse_seconds, "metavar": "SECONDS",
-        "help": "with --show fold: how long to wait for one more rank to say the same (default: %(default)s)",
+        "help": "with --show fold: how long to wait for another rank to print the same line (default: %(default)s)",
     },
     "overflow": {
         "default": "wait", "type": parse_either("wait", "drop"), "metavar": "wait|drop",
-        "help": "with --show fold, when a rank prints faster than can be shown: let it wait, or drop lines and say how "
-                "many; logs get all (default: %(default)s)",
+        "help": "with --show fold, when a rank prints faster than the terminal: block the rank, or drop lines and "
+                "print their number; logs are always complete (default: %(default)s)",
     },
     "map": {
         "default": "", "type": parse_map_file, "metavar": "FILE",
-        "help": "write where each rank sits to FILE, as records (.json) or a picture (.svg)",
+        "help": "write the placement of all ranks to FILE, as records (.json) or as a picture (.svg)",
     },
     "facts": {
         "default": "", "type": parse_path, "metavar": "FILE",
-        "help": "write what each rank sees of its node to FILE, before anything is planned; with --dry-run, plan from "
-                "such a file, on any machine",
+        "help": "write what each rank finds on its node to FILE, before ranks are placed; with --dry-run, place ranks "
+                "from such a file, on any machine",
     },
     "check": {
         "default": "", "type": parse_check_mode, "nargs": "?", "const": "warn", "metavar": "strict",
-        "help": "measure the nodes before the script, in about a second, and warn of one that is slower than the "
-                "others or has no room; strict does not start on it",
+        "help": "benchmark the nodes before the script, in about a second, and warn of nodes that are slower than the "
+                "others or short of space; with strict, do not start on such a node",
     },
     "check-history": {
         "default": "", "type": parse_path, "metavar": "FILE",
-        "help": "with --check, keep each node's figures in FILE, and compare it with its own of former jobs, too",
+        "help": "with --check, record the results in FILE, and also compare each node with its own earlier results",
     },
     "stage": {
         "default": "", "type": parse_stage_folder, "nargs": "?", "const": AUTO_FOLDER, "metavar": "DIR",
-        "help": "read what a start opens of Python's environment once for the whole job, from shared file systems, and "
-                "keep it in DIR on each node (default: SLURM_TMPDIR, TMPDIR on a local disk, or /dev/shm); the first "
-                "run only records which files to stage",
+        "help": "read the files that a start opens in Python's environment from shared file systems only once for the "
+                "whole job, and mirror them in DIR on each node (default: SLURM_TMPDIR, TMPDIR on a local disk, or "
+                "/dev/shm); the first run only records which files to stage",
     },
     "trace": {
         "default": "", "type": parse_path, "metavar": "FILE",
-        "help": "write when each rank began which stage to FILE, for ui.perfetto.dev; adds a collective to the start",
+        "help": "write a timeline of each rank's start to FILE, for ui.perfetto.dev; adds a collective to the start",
     },
     "exit": {
         "default": "quick", "type": parse_either("quick", "python"), "metavar": "quick|python",
-        "help": "python tears down the modules of libraries at the end, too, which is slow (default: %(default)s)",
+        "help": "python also tears down the modules of libraries at exit, which is slow (default: %(default)s)",
     },
     "traceback": {
         "default": "short", "type": parse_either("short", "full"), "metavar": "short|full",
-        "help": "what a rank that fails prints of libraries' frames: short folds them, --error-file has all (default: "
-                "%(default)s)",
+        "help": "traceback of a failed rank: short folds the frames of libraries, full shows them; --error-file always "
+                "has all (default: %(default)s)",
     },
     "pass-local-rank": {
         "default": "", "type": parse_option_name, "nargs": "?", "const": "--local-rank", "metavar": "NAME",
-        "help": "give the script --local-rank=N before its own arguments, as torch.distributed.launch does; NAME is "
-                "how it spells that option (--local_rank)",
+        "help": "pass --local-rank=N to the script before its own arguments, as torch.distributed.launch does; NAME is "
+                "the script's spelling of the option (--local_rank)",
     },
     "explain": {
         "default": None, "type": parse_rank, "nargs": "?", "const": 0, "metavar": "RANK",
-        "help": "start the job, print where each variable of RANK (default: 0) comes from, and end",
+        "help": "start the job, print the source of each variable of RANK (default: 0), and exit without running the "
+                "script",
     },
     "nodes": {"default": None, "type": parse_positive_int, "metavar": "N", "help": "number of nodes, for --dry-run"},
     "ranks-per-node": {
-        "default": None, "type": parse_positive_int, "metavar": "M", "help": "ranks on each, for --dry-run",
+        "default": None, "type": parse_positive_int, "metavar": "M", "help": "ranks on each node, for --dry-run",
     },
 }
 FLAGS = {
-    "dry-run": "print the ranks and variables that a job of --nodes and --ranks-per-node would get, or the map of one "
-               "on the nodes of --facts; start nothing",
-    "no-init": "leave init_process_group() to the script; the environment is set all the same",
-    "stage-keep": "with --stage, leave it on the nodes for the next job",
-    "stall-abort": "end the job when no rank has moved for --stall seconds; --error-file has status 124",
-    "quiet": "print no start line and no map",
-    "allow-idle-gpus": "let the only rank of a node have several GPUs: the script uses more than its own",
-    "share-gpus": "let several ranks have one GPU, with gloo",
-    "gpu-aware-mpi": "keep MPICH_GPU_SUPPORT_ENABLED with Cray MPICH: the script passes GPU buffers to MPI itself",
-    "virtual-local-rank": "show each rank its own GPU alone and set LOCAL_RANK=0, as torchrun's option does",
+    "dry-run": "print the ranks and variables of a job with --nodes and --ranks-per-node, or the map of a job on the "
+               "nodes of --facts; start nothing",
+    "no-init": "leave init_process_group() to the script; the environment variables are still set",
+    "stage-keep": "with --stage, keep the staged files on the nodes for the next job",
+    "stall-abort": "end the job if no rank has made progress for --stall seconds; --error-file has status 124",
+    "quiet": "do not print the start line and the map",
+    "allow-idle-gpus": "let the only rank of a node have several GPUs: the script itself uses more than one",
+    "share-gpus": "let several ranks share a GPU, with gloo",
+    "gpu-aware-mpi": "with Cray MPICH, keep MPICH_GPU_SUPPORT_ENABLED: the script passes GPU buffers to MPI itself",
+    "virtual-local-rank": "show each rank only its own GPU and set LOCAL_RANK=0, like torchrun's option",
 }
 # The field of LaunchConfig that an option fills, if its name is another one.
 CONFIG_FIELDS = {
@@ -228,7 +230,7 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def consumes_value(details: Mapping[str, Any], word: str) -> bool:
-    """Return whether a word is the value of the option before it, whose value is optional, and not the script."""
+    """Return whether a word is the optional value of the option before it, and not the script."""
     parse = details["type"]
     if parse is parse_check_mode:
         return word in (CheckMode.WARN, CheckMode.STRICT)

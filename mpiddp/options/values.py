@@ -55,7 +55,7 @@ def parse_byte_count(text: str) -> int:
     number = text[:-1] if text[-1:] in tuple(BYTE_UNITS) else text
     if not number.isdecimal() or (size := int(number) * BYTE_UNITS.get(text[-1], 1)) < MIN_LOG_BYTES:
         raise argparse.ArgumentTypeError(
-            f"must be a number of bytes from {MIN_LOG_BYTES} on, as in 100M (K, M, G), got {text!r}")
+            f"must be at least {MIN_LOG_BYTES} bytes, such as 100M (K, M, G), got {text!r}")
     return size
 
 
@@ -67,7 +67,7 @@ def parse_stage_folder(text: str) -> str:
 
 
 def parse_port(text: str) -> int:
-    """Return a port that is not the last one: the next port is used, too."""
+    """Return a port that is not the last one, because the next port is also used."""
     if not text.isdecimal() or not 0 < int(text) < 65535:
         raise argparse.ArgumentTypeError(f"must be a port from 1 to 65534, got {text!r}")
     return int(text)
@@ -81,7 +81,7 @@ def parse_output_filter(text: str) -> OutputFilter:
     local = [word.removeprefix("local-") for word in words if word.startswith("local-")]
     ranks = [word for word in words if not word.startswith("local-")]
     if not all(word.isdecimal() for word in (*local, *ranks)):
-        raise argparse.ArgumentTypeError(f"must be all, none, fold, or ranks as in 0,4,local-0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be all, none, fold, or ranks such as 0,4,local-0, got {text!r}")
     return OutputFilter(False, frozenset(map(int, ranks)), frozenset(map(int, local)))
 
 
@@ -118,7 +118,7 @@ def parse_prefix(text: str) -> str:
     try:  # as the rank and its output relay do
         fill_fields(text, {"rank": 0, "local_rank": 0, "host": ""}).format(time=datetime.now().astimezone())
     except Exception as error:
-        why = f"there is no {error}" if isinstance(error, KeyError) else error
+        why = f"unknown field {error}" if isinstance(error, KeyError) else error
         raise argparse.ArgumentTypeError(
             f"may have the fields rank, local_rank, host and time, as in '{DEFAULT_PREFIX}', got {text!r}: {why}"
         ) from None

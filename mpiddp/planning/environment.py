@@ -54,21 +54,21 @@ def script_env(place: RankPosition, endpoint: Endpoint, virtual: bool = False, r
     }
 
 
-MPI_SPLIT_SOURCE = "MPI, ranks that share a node's memory"
+MPI_SPLIT_SOURCE = "MPI (ranks that share a node's memory)"
 SOURCES = {
-    "RANK": "MPI, rank in the job", "WORLD_SIZE": "MPI, size of the job",
+    "RANK": "MPI (rank in the job)", "WORLD_SIZE": "MPI (size of the job)",
     "LOCAL_RANK": MPI_SPLIT_SOURCE, "LOCAL_WORLD_SIZE": MPI_SPLIT_SOURCE, "GROUP_RANK": MPI_SPLIT_SOURCE,
     "NODE_RANK": MPI_SPLIT_SOURCE,
     "GROUP_WORLD_SIZE": MPI_SPLIT_SOURCE, "ROLE_NAME": "constant", "ROLE_RANK": "RANK", "ROLE_WORLD_SIZE": "WORLD_SIZE",
-    "MASTER_ADDR": "the network interfaces of rank 0's node", "MASTER_PORT": "the kernel, a free port of rank 0's",
+    "MASTER_ADDR": "the network interfaces of rank 0's node", "MASTER_PORT": "the kernel (a free port)",
     "TORCHELASTIC_RUN_ID": "random, from rank 0",
-    "TORCHELASTIC_RESTART_COUNT": "mpiddp.supervise, or Slurm, SLURM_RESTART_COUNT",
+    "TORCHELASTIC_RESTART_COUNT": "mpiddp.supervise, or SLURM_RESTART_COUNT",
     "TORCHELASTIC_MAX_RESTARTS": "constant",
-    "OMP_NUM_THREADS": "this rank's cores, shared with the ranks that have the same",
+    "OMP_NUM_THREADS": "this rank's cores, divided by the number of ranks that share them",
     "GLOO_SOCKET_IFNAME": "the network interface towards MASTER_ADDR",
-    "NCCL_SOCKET_IFNAME": "the network interfaces that lead to the other nodes",
-    "ACCELERATE_USE_CPU": "the ranks' device: else Accelerate has each of them train alone",
-    "CUDA_VISIBLE_DEVICES": "NVML, the GPUs of the node's ranks in the order of local ranks",
+    "NCCL_SOCKET_IFNAME": "the network interfaces towards the other nodes",
+    "ACCELERATE_USE_CPU": "the ranks' device: without it, each rank would train alone",
+    "CUDA_VISIBLE_DEVICES": "NVML (the GPUs of the node's ranks, in the order of local ranks)",
 }
 # The launchers' variables for the same thing.
 LAUNCHER_VARIABLES = {
@@ -93,13 +93,13 @@ def explain_env(values: Mapping[str, str], former: Mapping[str, str | None]) -> 
             continue
         if name == "OMP_NUM_THREADS" and "SLURM_CPUS_PER_TASK" in values:
             source = "Slurm's --cpus-per-task"
-        line = f"{name}={values[name]}  from {source if name in former else 'the environment, as the user set it'}"
+        line = f"{name}={values[name]}  from {source if name in former else 'the environment (set by the user)'}"
         lost = [f"{name}={former[name]} in the environment"] if former.get(name) not in (None, values[name]) else []
         lost += [f"{other}={values[other]}" for other in LAUNCHER_VARIABLES.get(name, ())
                  if other in values and values[other] != values[name]]
         agree = [other for other in LAUNCHER_VARIABLES.get(name, ()) if values.get(other) == values[name]]
-        line += f"; the same as {', '.join(agree)}" if agree else ""
-        lines.append(line + (f"; lost: {', '.join(lost)}" if lost else ""))
+        line += f"; same as {', '.join(agree)}" if agree else ""
+        lines.append(line + (f"; overrides {', '.join(lost)}" if lost else ""))
     return "\n".join(lines)
 
 
@@ -126,7 +126,7 @@ FABRIC_PARAMETERS = ("btl_ofi", "mtl_ofi", "opal_common_ofi", "mtl_psm")  # sett
 
 GPU_SUPPORT = "MPICH_GPU_SUPPORT_ENABLED"
 GPU_SUPPORT_RISKS = ("GPU-aware Cray MPICH may abort in MPI_Init, starts CUDA before each rank has its GPU, and can "
-                     "deadlock beside NCCL")
+                     "deadlock with NCCL")
 FORK_SAFE_VARIABLES = ("RDMAV_FORK_SAFE", "IBV_FORK_SAFE", "FI_EFA_FORK_SAFE")
 HUGE_PAGES = "FI_EFA_USE_HUGE_PAGE"
 FALSE_WORDS = ("0", "false", "no", "off")  # as libfabric reads it (fi_param_get_bool)

@@ -13,9 +13,9 @@ from ..discovery.devices import DeviceFacts
 from ..discovery.gpus import Gpu
 from .problems import NO_ADVICE, Advice, check_version
 
-INSTALL_TORCH = "activate the environment whose torch is built for these GPUs, or install one (pytorch.org/get-started)"
+INSTALL_TORCH = "activate an environment with a torch built for these GPUs, or install one (pytorch.org/get-started)"
 UPDATE_DRIVER = (
-    "run nvidia-smi or rocm-smi there; update the driver, or install a torch for the version that it supports;\n"
+    "run nvidia-smi or rocm-smi there; update the driver, or install a torch for the version it supports;\n"
     "in a container, pass the GPUs in (apptainer --nv or --rocm, docker --gpus all)")
 
 
@@ -116,7 +116,7 @@ def match_gpus(node: Sequence[RankGpus]) -> list[Gpu | None]:
 
 @functools.lru_cache
 def match_numbers(ranks: tuple[tuple[tuple[int, bool, bool], ...], ...]) -> list[int | None]:
-    """Return the number of a GPU for each rank, None for a rank that gets none, as match_gpus() says.
+    """Return the number of a GPU for each rank, None for a rank that gets none; see match_gpus().
 
     `ranks` has, for each rank and each GPU that it sees, the GPU's number, whether it is far from the rank's cores, and
     whether it is near. The result is cached, since the nodes of a job are mostly alike.
@@ -174,11 +174,11 @@ def make_shortage_error(node: Sequence[RankGpus], host: str, advice: Advice) -> 
     count = len({gpu for rank in node for gpu in rank.visible})
     return LaunchError(
         "too-few-gpus",
-        actual=f"{len(node)} ranks on {host}, which see {count} GPU{'s' * (count != 1)}",
+        actual=f"{len(node)} ranks, but {count} GPU{'s' * (count != 1)} visible on {host}",
         needed="one GPU for each rank of a node",
-        do=f"start as many ranks a node as it has GPUs{advice.words('ranks_per_node', max(1, count))}, "
+        do=f"start only as many ranks per node as it has GPUs{advice.words('ranks_per_node', max(1, count))}, "
         f"or ask for more{advice.words('gpus', len(node))};\n"
-        "--share-gpus lets ranks share one, with gloo",
+        "--share-gpus lets ranks share a GPU, with gloo",
     )
 
 
@@ -186,16 +186,17 @@ def make_duplicate_error(rank: int, other: int, gpu: Gpu, host: str, advice: Adv
     """Return the error for two ranks that see the same GPU and no other."""
     return LaunchError(
         "duplicate-gpu",
-        actual=f"ranks {rank} and {other} on {host} both see only the GPU {gpu.uuid}",
-        needed="a GPU of its own for each rank",
+        actual=f"ranks {rank} and {other} on {host} both see only GPU {gpu.uuid}",
+        needed="a different GPU for each rank",
         do=f"show every rank all GPUs of its node{advice.words('all_gpus')}, "
-        f"or each its own{advice.words('own_gpu')};\n"
-        "look for a CUDA_VISIBLE_DEVICES that is the same for all; --share-gpus lets ranks share one, with gloo",
+        f"or only its own{advice.words('own_gpu')};\n"
+        "check for a CUDA_VISIBLE_DEVICES that is the same on all ranks;\n"
+        "--share-gpus lets ranks share a GPU, with gloo",
     )
 
 
 def has_shared_gpu(choices: Iterable[GpuChoice]) -> bool:
-    """Tell whether a GPU is chosen for more than one rank."""
+    """Return whether a GPU is chosen for more than one rank."""
     uuids = [choice.gpu.uuid for choice in choices]
     return len(set(uuids)) < len(uuids)
 
@@ -208,10 +209,10 @@ def warn_isolated_gpus(ranks: Iterable[tuple[str, bool]], advice: Advice = NO_AD
     hosts = {host for host, is_other in ranks if is_other}
     if not hosts:
         return []
-    line = (f"isolated-gpus: on {fold_hosts(hosts)} ranks are shown only some GPUs each, so that a rank's device is "
-            "not cuda:LOCAL_RANK and peer access may be lost; let the launcher show all GPUs of a node to "
-            f"all{advice.words('all_gpus')}, or take --virtual-local-rank, which sets LOCAL_RANK=0, for scripts that "
-            "go by it")
+    line = (f"isolated-gpus: on {fold_hosts(hosts)} each rank sees only some GPUs, so its device is not "
+            "cuda:LOCAL_RANK, and peer access between GPUs may not work; make the launcher show all GPUs of a node to "
+            f"every rank{advice.words('all_gpus')}, or add --virtual-local-rank, which sets LOCAL_RANK=0, for scripts "
+            "that use it as the device number")
     return [line]
 
 
@@ -234,7 +235,7 @@ def distinguish_gpus(node: Sequence[Sequence[Gpu]], host: str, first: int) -> li
 
 
 def is_unambiguous(node: Sequence[Sequence[tuple[str, str]]]) -> bool:
-    """Tell whether each name of a GPU, paired with its PCI address, is there and of one GPU."""
+    """Return whether each name of a GPU, paired with its PCI address, is there and of one GPU."""
     pairs = {pair for gpus in node for pair in gpus}
     return len({name for name, _ in pairs} - {""}) == len(pairs) and all(len(set(gpus)) == len(gpus) for gpus in node)
 
@@ -268,7 +269,7 @@ def check_device_kinds(
             actual=f"--device={requested}, but on {fold_hosts(hosts[rank] for rank in lacking)} torch "
             f"{facts[lacking[0]].torch_version} sees {describe_devices(facts[lacking[0]])}",
             needed=f"a {requested} device for every rank",
-            do=f"ask for GPUs{advice.words('gpus')}, install a torch for them, or leave --device away",
+            do=f"ask for GPUs{advice.words('gpus')}, install a torch for them, or omit --device",
         )
     kinds = [devices.kind for devices in facts]
     common, others = find_minority(kinds)
@@ -279,7 +280,7 @@ def check_device_kinds(
             actual=f"most ranks see {describe_devices(facts[kinds.index(common)])}, but "
             f"{fold_hosts(hosts[rank] for rank in ranks)} has {describe_devices(facts[ranks[0]])}",
             needed="the same kind of device for every rank",
-            do=f"ask for GPUs on every node{advice.words('gpus')}, or take none: --device=cpu",
+            do=f"ask for GPUs on every node{advice.words('gpus')}, or use none: --device=cpu",
         )
 
 
@@ -290,12 +291,12 @@ def check_unseen_gpus(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> Non
         return
     first = facts[blind[0]]
     assert first.unseen
-    given, built_for, says, driver = first.unseen
+    given, built_for, reason, driver = first.unseen
     build = f"torch {first.torch_version}, built for {built_for or 'CPUs only'},"
     raise LaunchError(
         "no-gpu-seen",
         actual=f"{given} on {fold_hosts(hosts[rank] for rank in blind)}, but {build} sees no GPU"
-        + f"\ntorch says: {says}" * bool(says) + f"\ndriver: {driver}" * bool(driver),
+        + f"\ntorch reports: {reason}" * bool(reason) + f"\ndriver: {driver}" * bool(driver),
         needed="a torch that sees these GPUs",
         do=f"{UPDATE_DRIVER if built_for else INSTALL_TORCH};\n--device=cpu trains on the CPU",
     )
@@ -311,12 +312,12 @@ def warn_unlimited_stack(facts: Sequence[DeviceFacts], hosts: Sequence[str]) -> 
     if not ranks:
         return []
     hostnames, version = fold_hosts(hosts[rank] for rank in ranks), facts[ranks[0]].nccl_version
-    crash = f"NCCL {version} may crash then on large NVLink systems such as GB200"
+    crash = f"NCCL {version} may then crash on large NVLink systems such as GB200"
     return [f"unlimited-stack: ulimit -s is unlimited on {hostnames}; {crash}; set ulimit -s 8192"]
 
 
 def is_stack_too_small(facts: DeviceFacts) -> bool:
-    """Tell whether a rank has an NVIDIA GPU and an NCCL that leaves the size of its threads' stacks to GNU libc."""
+    """Return whether a rank has an NVIDIA GPU and an NCCL that leaves the size of its threads' stacks to GNU libc."""
     version = tuple(int(part) for part in facts.nccl_version.split(".") if part.isdigit())
     return bool(version) and version < (2, 28) and any(not gpu.name.startswith("AMD") for gpu in facts.gpus)
 
@@ -335,15 +336,15 @@ def check_gpu_index(
             "device-unavailable",
             actual=f"{choice.gpu.uuid} was chosen for rank {rank} on {host}, but torch sees "
             f"{actual.uuid if actual else 'nothing'} at {facts.kind}:{choice.ordinal}",
-            needed="a torch that sees the GPUs which CUDA_VISIBLE_DEVICES names",
-            do="look for what sets CUDA_VISIBLE_DEVICES, or starts CUDA, before mpiddp does",
+            needed="a torch that sees the GPUs named in CUDA_VISIBLE_DEVICES",
+            do="find out what sets CUDA_VISIBLE_DEVICES, or starts CUDA, before mpiddp does",
         )
     if virtual and choice.ordinal:
         raise LaunchError(
             "device-unavailable",
             actual=f"--virtual-local-rank, but rank {rank} on {host} sees {len(facts.gpus)} GPUs and cannot hide any",
-            needed="NVML, which tells a GPU's UUID before CUDA starts, or one GPU in each rank's sight",
-            do=f"pip install nvidia-ml-py, or show each rank its own GPU alone{advice.words('own_gpu')}",
+            needed="NVML, which reports a GPU's UUID before CUDA starts, or only one GPU visible to each rank",
+            do=f"pip install nvidia-ml-py, or show each rank only its own GPU{advice.words('own_gpu')}",
         )
 
 
@@ -365,9 +366,9 @@ def choose_backend(
     if shared and "nccl" in (requested or "").lower():
         raise LaunchError(
             "backend-unavailable",
-            actual=f"--backend={requested} with --share-gpus, and ranks that share a GPU",
-            needed="gloo, or a GPU for each rank: NCCL takes one rank a GPU",
-            do="leave --backend away, or start fewer ranks",
+            actual=f"--backend={requested}, but with --share-gpus several ranks share a GPU",
+            needed="gloo, or a GPU for each rank: NCCL allows only one rank per GPU",
+            do="omit --backend, or start fewer ranks",
         )
     if requested is None:
         return "gloo" if shared else facts[0].default_backends.get(facts[0].kind, "gloo")
@@ -375,15 +376,15 @@ def choose_backend(
         for part in requested.lower().split(","):
             name = part.rpartition(":")[2]
             if not set(devices.backends.get(name, ())) & {devices.kind, "cpu"}:
-                has = (f"{describe_devices(devices)} and torch {devices.torch_version} with "
-                       f"{', '.join(sorted(devices.backends))}")
+                has = (f"{describe_devices(devices)} and torch {devices.torch_version} (backends: "
+                       f"{', '.join(sorted(devices.backends))})")
                 raise LaunchError(
                     "backend-unavailable",
                     actual=f"backend {requested}, but rank {rank} on {hosts[rank]} has {has}",
                     needed="a backend that this torch has, for a device that every rank sees",
-                    do=f"leave --backend away to get the devices' own, or ask for GPUs{advice.words('gpus')}"
-                    if name in devices.backends else "leave --backend away to get the devices' own, "
-                    "or install a torch with that backend",
+                    do="omit --backend to use the default, or " + (
+                        f"ask for GPUs{advice.words('gpus')}" if name in devices.backends
+                        else "install a torch with that backend"),
                 )
     return requested.lower()
 

@@ -43,7 +43,7 @@ class PreTorchPlan(NamedTuple):
 
     `settings` are variables to set, `defaults` those to set unless they are set already. `cpus` are the CPUs to run on,
     None to keep those that the launcher gave; `numa` are their NUMA nodes. `choice` is the rank's GPU, None if only
-    torch can tell. A rank that `probes` tries for its node which of rank 0's addresses can be reached. Only rank 0 has
+    torch can tell. A rank that `probes` tests for its node which of rank 0's addresses are reachable. Only rank 0 has
     `warnings`, to print.
     """
 
@@ -246,7 +246,7 @@ def assign_gpus_post_torch(
 
 
 def describe_dry_run(shape: DryRunShape, hosts: Sequence[str]) -> str:
-    """Return in words the ranks, hosts, address and variables of a job; `hosts` are the known names of its nodes."""
+    """Describe the ranks, hosts, address and variables of a job; `hosts` are the known names of its nodes."""
     names = [hosts[node] if node < len(hosts) else f"node {node}" for node in range(shape.nodes)]
     places = locate_ranks([node for node in range(shape.nodes) for _ in range(shape.ranks_per_node)])
     address = "127.0.0.1" if shape.nodes == 1 else f"<address of {names[0]}>"

@@ -1,4 +1,4 @@
-"""The address where the ranks meet, and the interface that leads there from each node."""
+"""The address at which the job's nodes connect to rank 0, and the interface that leads there from each node."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rank_addresses(facts: Sequence[HostFacts], constraint: NetworkConstraint = A
 
     On one node that is loopback. Across nodes, interfaces whose subnet every node is on come before others. Among
     these, bridges of containers and virtual machines come last, then IPv4 comes before IPv6, then the faster interface
-    comes first. Of several interfaces of a kind, such as eight rails of which each may lead only to its like, the
+    comes first. Of several interfaces of a kind, such as eight rails that may each reach only their own kind, the
     second comes after the first of every other kind. Raises LaunchError `no-network`.
     """
     nodes: dict[int, HostFacts] = {}
@@ -60,7 +60,7 @@ def rank_addresses(facts: Sequence[HostFacts], constraint: NetworkConstraint = A
             "no-network",
             actual=f"rank 0's node {master.hostname} has no network address besides loopback",
             needed="an interface that is up, with an address that the other nodes can reach",
-            do="look at `ip address` on that node",
+            do="check `ip address` on that node",
         )
     counts: Counter[object] = Counter()
 
@@ -144,13 +144,13 @@ def apply_constraint(constraint: NetworkConstraint, master: HostFacts, others: S
             "no-network",
             actual=f"{' '.join(options)}, but {reason}",
             needed="an interface that every node has, and an address of rank 0's node",
-            do="leave the option away to let mpiddp choose, or look at `ip address` on the nodes",
+            do="omit the option to let mpiddp choose, or check `ip address` on the nodes",
         )
     return matching
 
 
 def is_same_address(address: str, other: str) -> bool:
-    """Tell whether two texts are the same address; those of IPv6 have several forms."""
+    """Return whether two texts are the same address; those of IPv6 have several forms."""
     if ":" not in address:
         return address == other
     import ipaddress  # seldom needed
@@ -210,9 +210,9 @@ def choose_address(
         lines.append(f"{candidate.address} ({candidate.name}) from {names}: {reasons}")
     raise LaunchError(
         "address-unreachable",
-        actual=f"no address of rank 0's node {hosts[0]} is reached by all nodes; tried\n" + "\n".join(lines),
-        needed="a network on which every node reaches rank 0's",
-        do="look at firewalls and at `ip address` on these nodes; --interface names the network to use",
+        actual=f"no address of rank 0's node {hosts[0]} is reachable from all nodes; tried:\n" + "\n".join(lines),
+        needed="a network on which every node can reach rank 0's node",
+        do="check firewalls and `ip address` on these nodes; --interface selects the network to use",
     )
 
 
@@ -225,10 +225,10 @@ def check_store_reached(errors: Sequence[str | None], hosts: Sequence[str], endp
     if failed:
         raise LaunchError(
             "address-unreachable",
-            actual=f"no connection from {fold_hosts(hosts[rank] for rank in failed)} "
+            actual=f"cannot connect from {fold_hosts(hosts[rank] for rank in failed)} "
             f"to rank 0 on {hosts[0]} at {endpoint.address} port {endpoint.port}: {errors[failed[0]]}",
-            needed="a network on which every node reaches rank 0's",
-            do="look at firewalls and at `ip address` on both nodes",
+            needed="a network on which every node can reach rank 0's node",
+            do="check firewalls and `ip address` on both nodes",
         )
     return [None] * len(errors)
 
@@ -237,9 +237,9 @@ def make_port_error(port: int, host: str, error: str) -> LaunchError:
     """Return the LaunchError `port-taken`."""
     return LaunchError(
         "port-taken",
-        actual=f"port {port} of rank 0's node {host} cannot be listened on: {error}",
-        needed="two free ports, that of --port and the next one",
-        do=f"name another one, or leave --port away; `ss -ltnp` on {host} shows who has it",
+        actual=f"cannot listen on port {port} of rank 0's node {host}: {error}",
+        needed="two free ports: that of --port and the next one",
+        do=f"choose another port, or omit --port; `ss -ltnp` on {host} shows which process uses it",
     )
 
 
@@ -249,9 +249,9 @@ def list_external(interfaces: Iterable[Interface]) -> list[Interface]:
 
 
 def is_subnet_shared(interface: Interface, other: HostFacts) -> bool:
-    """Tell whether another node is on an interface's subnet, with an address of its own.
+    """Return whether another node is on an interface's subnet, with a different address.
 
-    An address that both nodes have (each one's docker0, say) leads from neither to the other.
+    An address that both nodes have (as docker0 often does) does not connect them.
     """
     addresses = [peer.address for peer in list_external(other.interfaces) if peer.network == interface.network]
     return bool(addresses) and interface.address not in addresses

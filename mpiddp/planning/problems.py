@@ -1,4 +1,4 @@
-"""What prevents a job's start or is worth a warning, by the facts of all its ranks; the options that messages name."""
+"""Refusals and warnings from the facts of all ranks, and the launcher's options that these messages name."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_script(facts: Sequence[HostFacts]) -> None:
         raise LaunchError(
             "script-missing",
             actual=f"{script_error(missing[0])} ({describe_hosts(missing, facts)})",
-            needed="a script, a folder or zip file with a __main__.py, or -m with a module, that every node can see",
+            needed="a script, a folder or zip file with a __main__.py, or a module after -m, visible on every node",
             do="check the name and the working directory, and keep scripts on a file system that all nodes share",
         )
     targets = dict.fromkeys(host.script.target for host in facts if host.script)  # mpirun -n 1 a.py : -n 3 b.py
@@ -62,18 +62,19 @@ def check_script(facts: Sequence[HostFacts]) -> None:
         if others:
             raise LaunchError(
                 "script-differs",
-                actual=f"{target} has the hash {common} on most nodes, but "
+                actual=f"the hash of {target} is {common} on most nodes, but "
                 f"{describe_minority(others, list_hostnames(same))}",
                 needed="the same script on every node",
-                do="keep scripts on a file system that all nodes share, or copy them to all nodes again",
+                do="keep scripts on a file system that all nodes share, or copy the script to all nodes again",
             )
     broken = [host for host in facts if script_error(host)]
     if broken:
         raise LaunchError(
             "script-error",
             actual=script_error(broken[0]),
-            needed=f"a script that this Python can compile ({describe_hosts(broken, facts)} cannot)",
-            do="mend the line; `python -m py_compile FILE` shows the same. Bytecode runs with the Python that made it",
+            needed=f"a script that Python can compile ({describe_hosts(broken, facts)})",
+            do="fix the line (`python -m py_compile FILE` shows the same error);\n"
+            "bytecode runs only with the Python version that made it",
         )
 
 
@@ -86,8 +87,8 @@ def warn_local_rank_option(facts: Sequence[HostFacts], option: str, arguments: S
     wanted = next(filter(None, options), "")
     if not wanted or option or len(facts) == 1 or any(argument.startswith(wanted) for argument in arguments):
         return []
-    cure = "--pass-local-rank" + (f"={wanted}" if wanted != "--local-rank" else "")
-    return [f"local-rank-option: the script has an option {wanted}, which no rank is given; {cure} gives each its own"]
+    ours = "--pass-local-rank" + (f"={wanted}" if wanted != "--local-rank" else "")
+    return [f"local-rank-option: the script has an option {wanted}, which is not set; {ours} sets it on each rank"]
 
 
 def check_options(facts: Sequence[HostFacts]) -> None:
@@ -100,8 +101,8 @@ def check_options(facts: Sequence[HostFacts]) -> None:
                 "options-differ",
                 actual=f"{name} is {first.get(name) or 'not set'} on rank 0, but {host.options.get(name) or 'not set'} "
                 f"on rank {rank} on {host.hostname}",
-                needed="the same options for all ranks, in each part of the command line and in MPIDDP_ variables",
-                do="give all parts of a command line with colons the same options before their scripts, or export the\n"
+                needed="the same options on all ranks, in each part of the command line and in MPIDDP_ variables",
+                do="repeat the options before the script in each part of a command line with colons, or export the\n"
                 f"variables to all nodes{choose_advice(host).words('export')}",
             )
 
@@ -113,11 +114,10 @@ def check_time_left(first: HostFacts, config: LaunchConfig) -> None:
     left, before = max(0.0, config.stop_before_s + first.stop_in_s), config.stop_before_s
     raise LaunchError(
         "stop-too-early",
-        actual=f"{format_duration(left)} are left until the walltime, and --stop-before {before:g} stops the job "
-        f"{format_duration(before)} before it",
-        needed="time to train between the start and the stop: a job that stops at once gets no further,\n"
-        "however often it is queued again",
-        do="ask the batch system for a longer walltime, or give --stop-before fewer seconds",
+        actual=f"--stop-before {before:g} stops the job {format_duration(before)} before the walltime, which is only "
+        f"{format_duration(left)} away",
+        needed="time to train before the stop; a job that stops at once makes no progress, even if it is requeued",
+        do="request a longer walltime from the batch system, or reduce --stop-before",
     )
 
 
@@ -135,12 +135,12 @@ def check_version(name: str, versions: Sequence[str], hosts: Sequence[str]) -> N
             "version-skew",
             actual=f"{name} is {common or 'missing'} on most nodes, but {describe_minority(others, hosts)}",
             needed=f"the same {name} on every node",
-            do="use one environment on a shared file system, or bring all nodes' copies to the same state",
+            do="use one environment on a shared file system, or install the same versions on all nodes",
         )
 
 
 def check_idle_gpus(facts: Sequence[HostFacts]) -> None:
-    """Raise LaunchError `idle-gpus` if Slurm gave the only rank of a node several GPUs, of which it would use one."""
+    """Raise LaunchError `idle-gpus` if Slurm gave several GPUs to the only rank of a node."""
     ranks = Counter(host.node for host in facts)
     idle = [host for host in facts if not host.alone and ranks[host.node] == 1 < max(host.given_gpus, host.task_gpus)]
     if idle:
@@ -149,8 +149,8 @@ def check_idle_gpus(facts: Sequence[HostFacts]) -> None:
             "idle-gpus",
             actual=f"1 rank, but {given} GPUs on {fold_hostnames(idle)}",
             needed="one rank for each GPU",
-            do=f"start {given} ranks a node{choose_advice(idle[0]).words('ranks_per_node', given)}, "
-            "or ask for one GPU\n(--allow-idle-gpus for a script that uses several itself)",
+            do=f"start {given} ranks per node{choose_advice(idle[0]).words('ranks_per_node', given)}, "
+            "or ask for one GPU;\nadd --allow-idle-gpus if the script itself uses several GPUs",
         )
 
 
@@ -162,11 +162,11 @@ def check_gpu_count(facts: Sequence[HostFacts]) -> None:
         given, wanted, advice = short[0].given_gpus, ranks[short[0].node], choose_advice(short[0])
         raise LaunchError(
             "too-few-gpus",
-            actual=f"{wanted} ranks, but {given} GPU{'s' * (given != 1)} on {fold_hostnames(short)}, as Slurm says",
+            actual=f"{wanted} ranks, but {given} GPU{'s' * (given != 1)} from Slurm on {fold_hostnames(short)}",
             needed="one GPU for each rank of a node",
-            do=f"start {given} rank{'s' * (given != 1)} a node{advice.words('ranks_per_node', given)}, "
+            do=f"start {given} rank{'s' * (given != 1)} per node{advice.words('ranks_per_node', given)}, "
             f"or ask for more GPUs{advice.words('gpus', wanted)};\n"
-            "--share-gpus lets ranks share one, --device=cpu takes none",
+            "--share-gpus lets ranks share a GPU, --device=cpu uses none",
         )
 
 
@@ -177,9 +177,9 @@ def check_hidden_gpus(facts: Sequence[HostFacts]) -> None:
         raise LaunchError(
             "hidden-gpus",
             actual=f"{hidden[0].hidden} (on {fold_hostnames(hidden)})",
-            needed="one of the two lists alone, or a second one that counts from 0 among what the first one leaves",
+            needed="only one of the two lists, or a second list that counts from 0 among the GPUs of the first",
             do="unset HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES before mpiddp, in each task if Slurm sets them\n"
-            "(Flags=amd_gpu_env in gres.conf makes Slurm set only ROCR_VISIBLE_DEVICES); --device=cpu takes no GPU",
+            "(Flags=amd_gpu_env in gres.conf makes Slurm set only ROCR_VISIBLE_DEVICES); --device=cpu uses no GPU",
         )
 
 
@@ -193,15 +193,15 @@ def check_logs(errors: Sequence[str], lacking: Sequence[bool], hosts: Sequence[s
             "no-zstd",
             actual=f"Python has no zstd (on {fold_hosts(hosts[rank] for rank in without)})",
             needed="Python 3.14, or the package zstandard, for --log-compress=zstd",
-            do="pip install zstandard, or take --log-compress=gzip",
+            do="pip install zstandard, or use --log-compress=gzip",
         )
     broken = [rank for rank, error in enumerate(errors) if error]
     if broken:
         raise LaunchError(
             "log-unwritable",
             actual=f"{errors[broken[0]]} (on {fold_hosts(hosts[rank] for rank in broken)})",
-            needed="a --log-dir in which every node can make files",
-            do="name a folder on a file system that all nodes share, or one that is there on each",
+            needed="a --log-dir in which every node can create files",
+            do="choose a folder on a file system that all nodes share, or one that exists on every node",
         )
 
 
@@ -209,7 +209,7 @@ def warn_unknown_options(config: LaunchConfig, ranks: int) -> list[str]:
     """Return the warnings `unknown-variable` and `no-rank` for variables and ranks that do not exist."""
     lines = []
     if config.unknown_variables:
-        lines.append(f"unknown-variable: no option has the variable {join_names(config.unknown_variables)}")
+        lines.append(f"unknown-variable: no option matches {join_names(config.unknown_variables)}")
     if beyond := sorted(rank for rank in config.output_filter.ranks if rank >= ranks):
         lines.append(f"no-rank: --show names rank {join_names(list(map(str, beyond)))}, "
                      f"but the job has ranks 0 to {ranks - 1}")
@@ -226,8 +226,8 @@ def warn_hosts(facts: Sequence[HostFacts]) -> list[str]:
                      "more (in a container: --shm-size, or bind the host's)")
     few = [host for host in facts if host.open_files < FEW_OPEN_FILES]
     if few:
-        lines.append(f"low-nofile: {min(host.open_files for host in few)} open files allowed on {fold_hostnames(few)}; "
-                     "raise it with ulimit -n")
+        lines.append(f"low-nofile: the limit of open files is {min(host.open_files for host in few)} on "
+                     f"{fold_hostnames(few)}; raise it with ulimit -n")
     common, others = find_minority([host.prefix for host in facts])
     if others:
         lines.append(f"python-differs: Python's environment is {common} on most nodes, but "
@@ -237,7 +237,7 @@ def warn_hosts(facts: Sequence[HostFacts]) -> list[str]:
         nodes_of.setdefault(host.hostname, set()).add(host.node)
     shared = [(name, len(nodes)) for name, nodes in nodes_of.items() if len(nodes) > 1]
     if shared:
-        lines.append("same-hostname: " + join_names([f"{count} nodes call themselves {name}" for name,
+        lines.append("same-hostname: " + join_names([f"{count} nodes have the hostname {name}" for name,
                                                      count in shared]))
     return lines
 
@@ -252,7 +252,7 @@ def warn_stale_variables(ranks: Iterable[tuple[int, dict[str, str], dict[str, st
         for name, value in old.items():
             if value != exports[name]:
                 stale.setdefault(name, f"{name}={value} on rank {rank}")
-    return [f"stale-environment: already set, and set anew from MPI: {', '.join(stale.values())}"] if stale else []
+    return [f"stale-environment: replaced with MPI's values: {', '.join(stale.values())}"] if stale else []
 
 
 def describe_minority(others: dict[str, list[int]], hosts: Sequence[str]) -> str:
@@ -269,7 +269,7 @@ def script_error(host: HostFacts) -> str:
 def describe_hosts(affected: Sequence[HostFacts], facts: Sequence[HostFacts]) -> str:
     """Return the hosts of the `affected` ranks in words."""
     if len(affected) == len(facts):
-        return "every rank" if len(facts) > 1 else "the one rank"
+        return "on every rank" if len(facts) > 1 else "on the only rank"
     return f"on {fold_hostnames(affected)}"
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Stages = list[tuple[str, int]]  # the name and begin (ns) of each stage, which ends when the next one begins
-# Stages whose time is not mpiddp's own: Python, MPI and torch, the script and what follows, and waiting.
+# Stages that mpiddp does not count as its own: Python, MPI, torch, the script and what follows, and waiting.
 FOREIGN_STAGES = ("interpreter", "import mpi4py", "MPI_Init", "import torch", "process group", "first collective",
                   "script", "exit", WAIT_PREFIX)
 ROUND_TRIPS = 20
@@ -87,7 +87,7 @@ def make_chrome_trace(ranks: list[tuple[str, int, Stages]]) -> dict[str, Any]:
 
 
 def describe_slowest(ranks: list[tuple[str, int, Stages]]) -> str:
-    """Return in words the slowest stage of the start, its rank, and the time of mpiddp's own part.
+    """Describe the slowest stage of the start, its rank, and the time of mpiddp itself.
 
     The script, the exit and waiting for other ranks do not count as the start.
     """
@@ -102,6 +102,6 @@ def describe_slowest(ranks: list[tuple[str, int, Stages]]) -> str:
     stage = max(took, key=lambda name: max(took[name]))
     longest, rank = max(took[stage])
     median = statistics.median(took_ns for took_ns, _ in took[stage])
-    return (f"the slowest of the start was rank {rank} on {ranks[rank][0]} in {stage}, {longest / 1e9:.2f} s "
+    return (f"slowest stage of the start: {stage} on rank {rank} on {ranks[rank][0]}, {longest / 1e9:.2f} s "
             f"(median of all ranks {median / 1e9:.2f} s); "
-            f"mpiddp's own part was {statistics.median(own_ns) / 1e6:.0f} ms (at most {max(own_ns) / 1e6:.0f} ms)")
+            f"mpiddp itself took {statistics.median(own_ns) / 1e6:.0f} ms (at most {max(own_ns) / 1e6:.0f} ms)")
