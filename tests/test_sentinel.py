@@ -50,7 +50,7 @@ from mpiddp.sentinel.protocol import (
 from tests import processes
 from tests.cluster import Cluster
 from tests.support import MPIS, PROGRAMS, ROOT, TWO_NAMES, Mpi, check, mpiexec, need, noise, srun
-from tests.test_messages import BRACKETS, NONSENSE, TOKEN, member, report
+from tests.test_protocol import BRACKETS, NONSENSE, TOKEN, member, report
 
 STRANGERS = {
     "brackets": BRACKETS, "half-a-token": TOKEN.encode()[:16], "megabyte": b"x" * 2**20, "nothing": b"",

@@ -33,7 +33,7 @@ from mpiddp.sentinel.protocol import (
 from mpiddp.sentinel.startup_timeout import LATE_S, LATE_SPREAD_S, StartupTimeout
 from mpiddp.sentinel.state_machine import StateMachine
 from mpiddp.sentinel.watcher import LEAVE_TIMEOUT_S, State, Watcher
-from tests.test_messages import member, report
+from tests.test_protocol import member, report
 
 WATCHED = WatchedRank("rank 1 on n0", False, None, list, False, 60.0)
 LOST = Report(1, "n0", ReportKind.SECONDARY, "connection closed by peer", 3)
