@@ -16,6 +16,8 @@ from mpiddp.reporting.map import draw_svg, fold_devices, format_map, list_record
 from tests.cluster import Cluster
 from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun
 
+pytestmark = pytest.mark.light
+
 HELLO = EXAMPLES / "hello_world.py"
 
 

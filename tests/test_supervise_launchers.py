@@ -35,6 +35,8 @@ from mpiddp.supervise.command import (
 from tests import processes
 from tests.support import ROOT, Mpi, check, need, single_node_environ
 
+pytestmark = pytest.mark.light
+
 FLUX_FOLDER = ROOT / "tests/standins/flux-supervise"
 PALS_PATH = "/opt/cray/pe/pals/1.2.11/bin/mpiexec"  # on NCAR's Derecho; /opt/cray/pals/1.8/bin/mpiexec on ALCF's Aurora
 OPEN_MPI_SAYS, HYDRA_SAYS = "mpirun (Open MPI) 4.1.4", "HYDRA build details:"
