@@ -9,8 +9,6 @@ import pytest
 
 from tests.support import MPICH_FIRST, PROGRAMS, Mpi, mpiexec
 
-pytestmark = pytest.mark.light
-
 PROGRAM = PROGRAMS / "loses_relay.py"
 GONE = re.compile(r"^mpiddp: the output relay of rank 1 on \S+ exited unexpectedly: .*$", re.M)
 LINES = 50

@@ -227,6 +227,7 @@ def supervised(mpi: Mpi, folder: Path, *words: object) -> list[str]:
             *map(str, words)]
 
 
+@pytest.mark.torch
 def test_a_lost_node_is_left_out_under_flux(quick: Mpi, tmp_path: Path, flux: dict[str, str]) -> None:
     """Two ranks of the stand-in: the node goes from Flux's list, and the job to the spare one."""
     (tmp_path / "train.py").write_text(LOSES_A_NODE)

@@ -1,5 +1,6 @@
 """A store through which all ranks wait for each other and exchange JSON, and a process group that does nothing else."""
 
+import contextlib
 import io
 import json
 import os
@@ -70,14 +71,16 @@ def serve(listener):
                 if len(waiting) == size:
                     values = json.dumps([value for _, value in sorted(waiting.values())])
                     for each in waiting:
-                        each.sendall(f"{values}\n".encode())
+                        with contextlib.suppress(OSError):  # it has left
+                            each.sendall(f"{values}\n".encode())
                     waiting.clear()
             else:
                 left = True
                 selector.unregister(one)
             if left:
                 for each in waiting:
-                    each.shutdown(socket.SHUT_RDWR)
+                    with contextlib.suppress(OSError):
+                        each.shutdown(socket.SHUT_RDWR)
                 waiting.clear()
 
 
