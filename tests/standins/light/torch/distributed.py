@@ -43,6 +43,10 @@ class TCPStore:
     def set_timeout(self, _):
         """Wait without an end."""
 
+    def compare_set(self, _key, _expected, value):
+        """Return the value: there are no keys, so each rank is the first to set one."""
+        return value
+
     def gather(self, size, rank, value):
         """Return the values of so many ranks, by rank, when all have called this."""
         self.connection.sendall(f"{json.dumps([size, rank, value])}\n".encode())
@@ -53,7 +57,7 @@ class TCPStore:
 
 def serve(listener):
     """Serve the store. Who waits for ranks of which one has left loses its connection, as gloo's ranks do."""
-    waiting, selector, left = {}, selectors.DefaultSelector(), False
+    waiting, ranks, selector, left = {}, set(), selectors.DefaultSelector(), False
     selector.register(listener, selectors.EVENT_READ)
     while True:
         for key, _ in selector.select():
@@ -62,11 +66,12 @@ def serve(listener):
                 selector.register(listener.accept()[0], selectors.EVENT_READ)
                 continue
             try:
-                line = one.recv(65536)
-            except OSError:
-                line = b""
-            if line:
-                size, rank, value = json.loads(line)
+                size, rank, value = json.loads(one.recv(65536))
+            except (OSError, TypeError, ValueError):  # a rank has left, or it is none
+                left = left or one in ranks
+                selector.unregister(one)
+            else:
+                ranks.add(one)
                 waiting[one] = rank, value
                 if len(waiting) == size:
                     values = json.dumps([value for _, value in sorted(waiting.values())])
@@ -74,9 +79,6 @@ def serve(listener):
                         with contextlib.suppress(OSError):  # it has left
                             each.sendall(f"{values}\n".encode())
                     waiting.clear()
-            else:
-                left = True
-                selector.unregister(one)
             if left:
                 for each in waiting:
                     with contextlib.suppress(OSError):
