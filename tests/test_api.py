@@ -196,6 +196,7 @@ def test_an_end_in_order_is_no_failure(quick: Mpi, how: str) -> None:
     assert check(own_end(quick, 2, how)).stderr == ""
 
 
+@pytest.mark.torch
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", first_of(["mpich", "openmpi5"]))
 def test_an_exit_whose_status_nobody_tells_does_not_hang_the_others(name: str) -> None:
