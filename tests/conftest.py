@@ -12,7 +12,7 @@ import pytest
 from mpiddp.sentinel.state_machine import StateMachine
 from tests.cgroups import limited
 from tests.cluster import Cluster, debian13, missing_components
-from tests.support import MPIS, ROOT, Mpi, need, scratch
+from tests.support import LIGHT, MPIS, ROOT, Mpi, is_light, need, scratch, torch_of_jobs
 
 CLUSTERS_OWN = ROOT / "tests/cluster/test_cluster.py"
 MARKERS = (
@@ -24,6 +24,9 @@ MARKERS = (
     "unit: plain functions, in this process (set by itself where nothing else is)",
     "process: starts processes or forks, without MPI",
     "mpi: starts ranks (set by itself where a parameter or fixture is an MPI)",
+    "light: torch makes no difference: in tests/run, jobs have the stand-in for it of tests/standins/light",
+    "long: takes longest in its layer, so that it is started first",
+    "torch: jobs have torch itself, although the rest of the file is `light`",
 )
 LAYERS = ("cluster", "alone", "gpu", "mpi", "process")
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system")
@@ -62,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the cluster, and note the matrix rows of tests."""
+    """Mark the tests of the cluster, note the matrix rows of tests, and put the long ones first."""
     for item in items:
         if uses_cluster(item):
             item.add_marker(pytest.mark.cluster)
@@ -72,6 +75,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.unit)
         if row := item.get_closest_marker("row"):
             item.user_properties.append(("row", " | ".join(row.args)))
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Give a test's jobs the stand-in for torch if it is `light`."""
+    torch_of_jobs.clear()
+    torch_of_jobs.update(LIGHT if is_light(item) else {})
 
 
 def uses_cluster(item: pytest.Item) -> bool:

@@ -1,15 +1,16 @@
-"""What `tests/run` leaves out: `python -m tests.left_out` prints a table of the tests that are marked `thorough`."""
+"""What `tests/run` leaves out: `python -m tests.left_out` prints the tests that are marked `thorough`, or `light`."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, is_light
 
 CASES_SHOWN = 3  # of those that run in tests/run: the others are counted
 
@@ -35,14 +36,14 @@ def collect() -> list[pytest.Item]:
     return collector.items
 
 
-def rows() -> Iterator[tuple[str, int, int, str]]:
+def rows(items: Iterable[pytest.Item]) -> Iterator[tuple[str, int, int, str]]:
     """Yield each test that tests/run does not run, or not wholly.
 
     A row has its name, its number of cases in tests/run and in all, and what tests/run has instead: the marker's
     argument, or the names of the cases.
     """
     tests: dict[tuple[str, str], list[pytest.Item]] = {}
-    for item in collect():
+    for item in items:
         tests.setdefault((item.nodeid.partition("::")[0], item.originalname), []).append(item)
     for (_, name), cases in tests.items():
         markers = [marker for case in cases if (marker := case.get_closest_marker("thorough"))]
@@ -54,10 +55,15 @@ def rows() -> Iterator[tuple[str, int, int, str]]:
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the table, and how many tests of each file have no torch."""
+    items = collect()
     print("| test | cases in `tests/run` | with `--all` | `tests/run` has instead |\n| --- | --- | --- | --- |")
-    for name, quick, cases, instead in rows():
+    for name, quick, cases, instead in rows(items):
         print(f"| `{name}` | {quick} | {cases} | {instead} |")
+    light = Counter(item.nodeid.partition("::")[0] for item in items if is_light(item))
+    print("\n| file | tests whose jobs have a stand-in for torch in `tests/run` |\n| --- | --- |")
+    for file, number in light.items():
+        print(f"| `{file}` | {number} |")
 
 
 if __name__ == "__main__":

@@ -30,10 +30,12 @@ PROGRAMS = ROOT / "tests" / "programs"
 SLURM_PMI2_LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libpmi2.so.0")
 DEADLINE_S = 100  # for one job; many times what it needs on an idle machine
 SCRATCH = "TESTS_SCRATCH"  # a variable, which processes that are started here inherit
+LIGHT = {"PYTHONPATH": str(ROOT / "tests/standins/light")}  # for jobs in which torch makes no difference
 SHARED = ("mpich_shm_*", "sm_segment.*", "vader_segment.*")  # what MPI leaves of jobs that were killed
 STRICT = os.environ.get("MPIDDP_TEST_STRICT") == "1"
 
 Done = subprocess.CompletedProcess[str]
+torch_of_jobs: dict[str, str] = {}  # LIGHT while a test runs that is `light`
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class Mpi:
         kept = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
         kept["OMP_WAIT_POLICY"] = "passive"
         path = f"{VENVS / self.name / 'bin'}:{os.environ['PATH']}"
-        return {**kept, "PATH": path, **({"I_MPI_PMI_LIBRARY": str(SLURM_PMI2_LIBRARY)} if self.name == "impi" else {})}
+        return {**kept, **torch_of_jobs, "PATH": path,
+                **({"I_MPI_PMI_LIBRARY": str(SLURM_PMI2_LIBRARY)} if self.name == "impi" else {})}
 
 
 FOREIGN = re.compile(r"SLURM_|PMI_|PMIX_|OMPI_COMM|MPIDDP_|OMP_|MASTER_|PYTHONUNBUFFERED|PYTHONPATH")
@@ -98,6 +101,17 @@ def need(missing: list[str]) -> None:
     """Skip a test if a component is missing; fail it if `tests/run` should have installed the component."""
     if missing:
         (pytest.fail if STRICT else pytest.skip)(f"not on this machine: {', '.join(missing)}")
+
+
+def on_path(*folders: Path) -> dict[str, str]:
+    """Return the variable by which jobs import from folders, and from the stand-in for torch if they have that."""
+    return {"PYTHONPATH": ":".join([*map(str, folders), *torch_of_jobs.values()])}
+
+
+def is_light(item: pytest.Item) -> bool:
+    """Tell whether a test's jobs have the stand-in for torch."""
+    return (item.get_closest_marker("light") is not None and "TESTS_TORCH" not in os.environ
+            and not any(map(item.get_closest_marker, ("thorough", "torch", "unit"))))
 
 
 def mpiexec(mpi: Mpi, ranks: int, *arguments: object, timeout: float = DEADLINE_S,

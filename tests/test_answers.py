@@ -16,6 +16,8 @@ from tests import processes
 from tests.support import DEADLINE_S, ROOT, Done, Mpi, alone, check, mpiexec_command, need, single_node_environ
 from tests.test_asking import CARD, GROUP, answer_as_job, listening, state
 
+pytestmark = pytest.mark.light
+
 __all__ = ["state"]
 
 COMMANDS = ["mpiddp --help", "mpiddp --version", "mpiddp --dry-run --nodes 40 --ranks-per-node 4",
@@ -80,6 +82,7 @@ def test_a_pipe_that_does_not_block_and_is_full(quick: Mpi) -> None:
             assert command.wait(DEADLINE_S) == 0
 
 
+@pytest.mark.torch
 def test_the_table_of_a_check_that_cannot_be_written(quick: Mpi) -> None:
     """The launcher sees neither this nor another status of a rank's own: the rank's stdout is led away."""
     need(quick.missing())

@@ -28,18 +28,20 @@ from tests.support import (
     mpiexec,
     mpiexec_command,
     need,
+    on_path,
     single_node_environ,
 )
 
+pytestmark = pytest.mark.light
+
 PROGRAM = PROGRAMS / "own_main.py"
-FROM_ROOT = {"PYTHONPATH": str(ROOT)}
 
 
 def own_main(mpi: Mpi, ranks: int, *arguments: object) -> Done:
     """Run `mpiexec -n RANKS python ARGUMENTS`, without `-m mpiddp`."""
     need(mpi.missing())
     return processes.run(*mpiexec_command(mpi, ranks, *arguments), timeout=DEADLINE_S,
-                         env={**single_node_environ(mpi), **FROM_ROOT}, cwd=ROOT)
+                         env={**single_node_environ(mpi), **on_path(ROOT)}, cwd=ROOT)
 
 
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
@@ -57,7 +59,8 @@ def test_a_split_world_is_refused_on_every_rank() -> None:
     need([*mpiexec_of.missing(), *library.missing()])
     command = mpiexec_command(mpiexec_of, 2, PROGRAM, "with")
     command[command.index(str(mpiexec_of.python))] = str(library.python)
-    done = processes.run(*command, timeout=DEADLINE_S, env={**single_node_environ(mpiexec_of), **FROM_ROOT}, cwd=ROOT)
+    done = processes.run(*command, timeout=DEADLINE_S, cwd=ROOT,
+                         env={**single_node_environ(mpiexec_of), **on_path(ROOT)})
     assert done.returncode != 0
     assert done.stdout == ""
     assert "LaunchError: mpiddp: cannot start: split-world" in done.stderr
@@ -67,8 +70,8 @@ def test_a_split_world_is_refused_on_every_rank() -> None:
 
 def test_each_process_of_srun_may_work_alone_if_it_says_so(quick: Mpi) -> None:
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
-    assert check(alone(quick, PROGRAM, "alone", env={**FROM_ROOT, **step})).stdout == "alone\n"
-    done = alone(quick, PROGRAM, "again", env={**FROM_ROOT, **step})
+    assert check(alone(quick, PROGRAM, "alone", env={**on_path(ROOT), **step})).stdout == "alone\n"
+    done = alone(quick, PROGRAM, "again", env={**on_path(ROOT), **step})
     assert "LaunchError: mpiddp: cannot start: split-world" in done.stderr
 
 
@@ -81,7 +84,7 @@ def test_a_process_that_its_parent_has_cut_off_from_mpirun_is_alone(name: str) -
     command = mpiexec_command(mpi, 2, PROGRAM, "again")
     begin = command.index(str(mpi.python))
     command[begin:begin] = ["bash", "-c", 'unset ${!PMIX_@} PMI_FD PMI_PORT; exec "$@"', "-"]
-    done = processes.run(*command, timeout=DEADLINE_S, env={**single_node_environ(mpi), **FROM_ROOT}, cwd=ROOT)
+    done = processes.run(*command, timeout=DEADLINE_S, env={**single_node_environ(mpi), **on_path(ROOT)}, cwd=ROOT)
     assert check(done).stdout == "again\n" * 2
 
 
@@ -100,13 +103,14 @@ def test_a_refusal_is_an_exception_on_every_rank(quick: Mpi) -> None:
 
 
 def test_a_block_that_raises_gives_the_group_of_a_single_rank_up(quick: Mpi) -> None:
-    assert check(alone(quick, PROGRAM, "raises", env=FROM_ROOT)).stdout == "raises\n"
+    assert check(alone(quick, PROGRAM, "raises", env=on_path(ROOT))).stdout == "raises\n"
 
 
 def test_a_world_of_one_as_in_a_notebook(quick: Mpi) -> None:
-    assert check(alone(quick, PROGRAM, "again", env=FROM_ROOT)).stdout == "again\n"
+    assert check(alone(quick, PROGRAM, "again", env=on_path(ROOT))).stdout == "again\n"
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("how", first_of(["halves", "adopts"]))
 def test_under_the_launcher_too(quick: Mpi, how: str) -> None:
     done = check(mpiexec(quick, 4, PROGRAM, how))
@@ -125,7 +129,7 @@ def test_simulation_and_training_share_an_srun(cluster: Cluster) -> None:
     mpi = MPIS["openmpi4"]
     need(mpi.missing())
     done = cluster.run("srun", "--mpi=pmix", "-N3", "-n4", str(mpi.python), str(EXAMPLES / "coupled.py"),
-                       timeout=DEADLINE_S, env={**mpi.environ(), **FROM_ROOT}, cwd=ROOT)
+                       timeout=DEADLINE_S, env={**mpi.environ(), **on_path(ROOT)}, cwd=ROOT)
     check_coupled(done)
 
 
@@ -142,7 +146,7 @@ def own_end(mpi: Mpi, ranks: int, how: str, **env: str) -> Done:
     """Run own_end.py without `-m mpiddp`."""
     need(mpi.missing())
     return processes.run(*mpiexec_command(mpi, ranks, PROGRAMS / "own_end.py", how), timeout=DEADLINE_S,
-                         env={**single_node_environ(mpi), **FROM_ROOT, **env}, cwd=ROOT)
+                         env={**single_node_environ(mpi), **on_path(ROOT), **env}, cwd=ROOT)
 
 
 CAUSES = {"with": "ValueError: seven", "with-through": "ValueError: seven", "raise": "ValueError: seven",
@@ -195,6 +199,7 @@ def test_an_end_in_order_is_no_failure(quick: Mpi, how: str) -> None:
     assert check(own_end(quick, 2, how)).stderr == ""
 
 
+@pytest.mark.torch
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", first_of(["mpich", "openmpi5"]))
 def test_an_exit_whose_status_nobody_tells_does_not_hang_the_others(name: str) -> None:
@@ -234,6 +239,7 @@ def test_a_way_out_that_is_not_for_programs(quick: Mpi) -> None:
     check(own_end(quick, 2, "raise", MPIDDP_EXIT="python"), 1)
 
 
+@pytest.mark.torch
 def test_tests_that_use_a_group(quick: Mpi, tmp_path: Path) -> None:
     """Pytest notes the errors that it catches where Python notes that of a program's end."""
     (tmp_path / "test_it.py").write_text(
@@ -250,7 +256,7 @@ def test_tests_that_use_a_group(quick: Mpi, tmp_path: Path) -> None:
 def test_a_program_that_fails_on_three_nodes(how: str, pmi: str, cluster: Cluster) -> None:
     mpi = MPIS["openmpi4" if pmi == "pmix" else "impi"]
     done = cluster.run("srun", f"--mpi={pmi}", "-N3", "-n3", str(mpi.python), str(PROGRAMS / "own_end.py"), how,
-                       timeout=DEADLINE_S, env={**mpi.environ(), **FROM_ROOT}, cwd=ROOT)
+                       timeout=DEADLINE_S, env={**mpi.environ(), **on_path(ROOT)}, cwd=ROOT)
     assert done.returncode in ((1,) if pmi == "pmix" else (7, 137)), done.stderr
     assert len(re.findall(r"mpiddp: failed: rank 2 on node3: ", done.stderr)) == 1
 
@@ -267,5 +273,6 @@ def test_the_variables_of_options_apply(quick: Mpi, tmp_path: Path) -> None:
         "launch/invalid_seconds", value="'soon'") in done.stderr
 
 
+@pytest.mark.torch
 def test_nothing_of_ours_is_left_in_a_program_that_goes_on(quick: Mpi) -> None:
     assert check(own_main(quick, 2, PROGRAM, "as before")).stdout == "as before\n" * 2

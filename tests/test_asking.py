@@ -49,6 +49,8 @@ from tests.support import (
     single_node_environ,
 )
 
+pytestmark = pytest.mark.light
+
 WHERE = ("-m", "mpiddp.where")
 ABSENT = "  " + message("where/not_in_collective", ranks="rank 1 is", collective="all_reduce")
 SIX = [replace(launcher, whole=True) for launcher in LAUNCHERS]
@@ -318,6 +320,7 @@ dist.all_reduce(torch.ones(1))
 """
 
 
+@pytest.mark.torch
 def test_children_whose_names_break_lines(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
     (script := tmp_path / "odd.py").write_text(ODD_CHILDREN)
     with started(SIX[2], None, script, tmp_path, env=state):
@@ -330,6 +333,7 @@ def test_children_whose_names_break_lines(quick: Mpi, state: dict[str, str], tmp
         assert find("where/not_in_collective", shown, collective="all_reduce")
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("path", "where"), [
     (f"{VENVS / 'base/bin'}:/usr/bin:/bin", r"zoo\.py:\d+ train → zoo\.py:\d+ sleep_in_native_code"),
     ("/usr/bin:/bin", message("where/native_code"))], ids=["py-spy", "without"])
@@ -364,6 +368,8 @@ def test_threads_and_a_picture(quick: Mpi, state: dict[str, str], tmp_path: Path
     assert "all_reduce" in (tmp_path / "tree.svg").read_text()
 
 
+@pytest.mark.long
+@pytest.mark.torch
 def test_asking_changes_nothing(quick: Mpi, state: dict[str, str]) -> None:
     """The weights are the same to the bit, of a training whose ranks fork DataLoader workers and programs."""
     alone_ = check(mpiexec(quick, 2, PROGRAMS / "weights.py", env=state)).stdout
@@ -425,6 +431,7 @@ def test_asking_changes_nothing_on_three_nodes(cluster: Cluster) -> None:
     assert answers[0] >= 3
 
 
+@pytest.mark.torch
 def test_a_deep_stack_in_a_folder_with_an_umlaut(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "Jürgens 数据"
     folder.mkdir()
@@ -456,6 +463,7 @@ def test_a_signal_that_a_program_uses_itself(quick: Mpi, state: dict[str, str], 
     assert answers[0] > 0
 
 
+@pytest.mark.torch
 def test_a_hang_is_reported_and_ends_the_job(quick: Mpi, state: dict[str, str]) -> None:
     done = mpiexec(quick, 3, "--stall=4", "--stall-abort", ZOO, "python", env=state)
     assert done.returncode != 0
@@ -471,6 +479,7 @@ def test_a_hang_is_reported_and_ends_the_job(quick: Mpi, state: dict[str, str]) 
     assert "  status   124" in table
 
 
+@pytest.mark.torch
 @pytest.mark.mpi
 @pytest.mark.parametrize("launcher", first_of([SIX[2], SIX[3], SIX[4], replace(SIX[2], mpi=MPIS["impi"])]),
                          ids=lambda one: one.name)
@@ -492,6 +501,7 @@ def test_a_sigquit_asks_and_ends_nothing(
         assert job.process.poll() is None
 
 
+@pytest.mark.torch
 def test_a_sigint_to_a_job_that_hangs(quick: Mpi, state: dict[str, str]) -> None:
     with started(SIX[2], None, ZOO, "python", env=state) as job:
         job.await_ready(SIX[2].ranks)
@@ -538,11 +548,13 @@ def test_a_timeout_names_the_rank_that_was_waited_for(quick: Mpi, state: dict[st
     assert re.match(r"  where    zoo.py:\d+ <module> → zoo.py:\d+ train → zoo.py:\d+ sleep_in_python", report[1])
 
 
+@pytest.mark.torch
 def test_a_job_that_continues_is_not_reported_as_hanging(quick: Mpi, state: dict[str, str]) -> None:
     done = check(mpiexec(quick, 2, "--stall=1", PROGRAMS / "weights.py", env=state))
     assert find("where/no_progress", done.stderr) == []
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("launcher", first_of([SIX[3], SIX[4]]), ids=lambda one: one.name)
 def test_a_job_of_three_nodes_answers(launcher: Launcher, cluster: Cluster) -> None:
     """From the login node, and from a node of the job."""
@@ -561,6 +573,26 @@ def test_a_job_of_three_nodes_answers(launcher: Launcher, cluster: Cluster) -> N
         assert [one["ranks"] for one in records["groups"] if one["odd"]] == [[[1, 1]]]
 
 
+@pytest.mark.torch
+@pytest.mark.mpi
+@pytest.mark.parametrize("launcher", [
+    *LAUNCHERS[:2], Launcher("Intel MPI mpiexec", MPIS["impi"], False), LAUNCHERS[4]], ids=lambda one: one.name)
+def test_a_job_that_makes_steps_answers(
+    launcher: Launcher, state: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    """Other tests ask under MPICH's mpiexec and under srun with pmix."""
+    cluster = request.getfixturevalue("cluster") if launcher.srun else None
+    env = {"XDG_STATE_HOME": f"{RUN}/state"} if cluster else state
+    deadline = time.monotonic() + DEADLINE_S
+    with started(launcher, cluster, ZOO, "none", env=env) as job:
+        job.await_ready(launcher.ranks)
+        while f", {launcher.ranks} ranks\n" not in (
+                ask_from(cluster, launcher, "node1", env) if cluster else alone(launcher.mpi, *WHERE, env=env)).stdout:
+            assert time.monotonic() < deadline
+            time.sleep(0.3)
+
+
+@pytest.mark.torch
 def test_a_node_that_is_out_of_reach(cluster: Cluster) -> None:
     env = {"XDG_STATE_HOME": f"{RUN}/state"}
     with started(SIX[3], cluster, ZOO, "none", env=env) as job:

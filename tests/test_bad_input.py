@@ -30,6 +30,8 @@ from tests.support import (
     srun,
 )
 
+pytestmark = pytest.mark.light
+
 HELLO = EXAMPLES / "hello_world.py"
 LATE = r" \d+ s after the start the script waits for "  # a reminder
 
@@ -72,12 +74,14 @@ def test_wrong_arguments(quick: Mpi, arguments: list[object], status: int, words
     check_refused(mpiexec(quick, 2, *arguments), status, words)
 
 
+@pytest.mark.torch
 def test_nccl_without_a_gpu(quick: Mpi) -> None:
     done = mpiexec(quick, 2, "--backend", "nccl", HELLO, env={"CUDA_VISIBLE_DEVICES": ""})
     check_refused(done, 3, "cannot start: backend-unavailable")
     assert find("launch/backend_unavailable", done.stderr, backend="nccl", devices="no GPU")
 
 
+@pytest.mark.torch
 def test_a_device_that_is_not_there(quick: Mpi) -> None:
     done = mpiexec(quick, 2, "--device", "cuda", HELLO, env={"CUDA_VISIBLE_DEVICES": ""})
     check_refused(done, 3, "cannot start: device-unavailable")
@@ -92,15 +96,16 @@ def test_a_syntax_error(quick: Mpi, broken: Path) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.torch
 def test_a_refusal_comes_within_three_seconds(quick: Mpi) -> None:
-    """The best of several runs, since the machine may be busy."""
-    for arguments, status in ((["no_such_script.py"], 3), (["--frobnicate", HELLO], 2)):
-        times = []
-        for _ in range(3):
-            start = time.monotonic()
-            assert mpiexec(quick, 2, *arguments).returncode == status
-            times.append(time.monotonic() - start)
-        assert min(times) < 3
+    """At the third try if the machine is busy."""
+    def refusal_s(*arguments: object, status: int) -> float:
+        start = time.monotonic()
+        assert mpiexec(quick, 2, *arguments).returncode == status
+        return time.monotonic() - start
+
+    assert any(refusal_s("no_such_script.py", status=3) < 3 for _ in range(3))
+    assert any(refusal_s("--frobnicate", HELLO, status=2) < 3 for _ in range(3))
 
 
 @pytest.mark.parametrize("arguments", [["no_such_script.py"], ["--frobnicate", HELLO]], ids=["script", "option"])
@@ -144,11 +149,13 @@ def test_a_python_without_mpi4py(quick: Mpi) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.torch
 def test_a_torch_that_does_not_import(quick: Mpi, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')\n")
     check_refused(mpiexec(quick, 2, HELLO, env={"PYTHONPATH": str(tmp_path)}), 3, "cannot start: torch-unusable")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("lines", "timeout", "name", "fields"), first_of([
     ("import torch.distributed as dist; dist.init_process_group = lambda *_, **__: time.sleep(600)", "20",
      "launch/startup_timeout_of_group", {"stage": "process group"}),
@@ -169,6 +176,8 @@ def test_a_rank_that_hangs_ends_the_job_at_the_deadline(
     assert time.monotonic() - start < 60
 
 
+@pytest.mark.long
+@pytest.mark.torch
 def test_the_start_has_one_clock(quick: Mpi, tmp_path: Path) -> None:
     """What MPI_Init took counts: the deadline is that of the sentinels, and rank 0 names who is late in time."""
     need(quick.missing())

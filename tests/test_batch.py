@@ -20,6 +20,8 @@ from tests.cluster.cluster import RUN
 from tests.messages import message
 from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, check, first_of, single_node_environ, srun
 
+pytestmark = pytest.mark.light
+
 BATCH = ROOT / "batch"
 PYTHON, STANDINS = MPIS["openmpi4"].python.parent, ROOT / "tests/standins"
 HELLO = f"python -m mpiddp {PROGRAMS / 'two_words.py'} 'two words'"
@@ -228,6 +230,7 @@ deepspeed_config:
 """
 
 
+@pytest.mark.torch
 @pytest.mark.mpi
 @pytest.mark.parametrize(("told", "arrives"), [
     (FSDP, {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_MIN_NUM_PARAMS": "2000",

@@ -12,6 +12,8 @@ from tests import processes
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, check, check_hello, need, single_node_environ
 from tests.test_batch import BATCH, edited
 
+pytestmark = pytest.mark.light
+
 LAUNCHERS = ROOT / "tests/standins/launchers"
 HELLO = f"python -m mpiddp {EXAMPLES / 'hello_world.py'}"
 

@@ -13,6 +13,8 @@ from tests import processes
 from tests.messages import message
 from tests.support import DEADLINE_S, PROGRAMS, ROOT, Mpi, check, first_of, mpiexec_command, need, single_node_environ
 
+pytestmark = pytest.mark.light
+
 CRAY = "MPI VERSION    : CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)\nMPI BUILD INFO : Sun Feb 26 16:42 2023\n"
 ALL = {"RDMAV_FORK_SAFE": "1", "IBV_FORK_SAFE": "1", "FI_EFA_FORK_SAFE": "1"}
 

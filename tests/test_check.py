@@ -23,7 +23,7 @@ from tests.benchmarks.checking import FAULTS, TCP, check
 from tests.cluster import Cluster, impair
 from tests.cluster.cluster import RUN
 from tests.messages import find, message
-from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, Done, Mpi, alone, mpiexec, srun
+from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, Done, Mpi, alone, first_of, mpiexec, srun
 from tests.support import check as ended
 
 README = ROOT / "mpiddp/check/README.md"
@@ -42,12 +42,10 @@ def check_of_three(cluster: Cluster, *options: object) -> Done:
                 env=TCP)
 
 
-@pytest.mark.parametrize("fault", [
-    "a tenth, out", *(pytest.param(name, marks=pytest.mark.thorough) for name in FAULTS)
-])
+@pytest.mark.parametrize(("fault", "ranks"), first_of([("a tenth, out", 1), *((name, 2) for name in FAULTS)]))
 @pytest.mark.alone
-def test_a_bad_node_is_named(cluster: Cluster, fault: str) -> None:
-    found = check(cluster, FAULTS[fault], MPIS["openmpi4"])
+def test_a_bad_node_is_named(cluster: Cluster, fault: str, ranks: int) -> None:
+    found = check(cluster, FAULTS[fault], MPIS["openmpi4"], ranks=ranks)
     assert found.named, found.said
     assert not found.others
     if FAULTS[fault].named:

@@ -31,6 +31,7 @@ from tests.support import (
     Mpi,
     check,
     check_hello,
+    first_of,
     mpiexec,
     mpiexec_command,
     need,
@@ -93,12 +94,20 @@ def test_ranks_have_to_have_the_same(quick: Mpi) -> None:
     assert "options-differ\n  found    check is not set on rank 0, but warn on rank 1" in done.stderr
 
 
+@pytest.fixture(scope="module")
+def first_check(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
+    """Return what a check of two ranks said, and the folder of its trace and of the history that it began."""
+    folder = tmp_path_factory.mktemp("first")
+    options = ("--check-history", folder / "checks.jsonl", "--trace", folder / "trace.json")
+    return mpiexec(MPIS["mpich"], 2, "--check", *options, HELLO), folder
+
+
 @pytest.mark.alone
-def test_where_nothing_is_odd_nothing_is_said(quick: Mpi, tmp_path: Path) -> None:
-    done = mpiexec(quick, 2, "--check", "--trace", tmp_path / "trace.json", HELLO)
+def test_where_nothing_is_odd_nothing_is_said(first_check: tuple[Done, Path]) -> None:
+    done, folder = first_check
     check_hello(done, 2)
     assert [line for line in noise(done) if "warning" in line or "cannot" in line] == []
-    assert spent_s(tmp_path / "trace.json") < COST_S
+    assert spent_s(folder / "trace.json") < COST_S
 
 
 def spent_s(trace: Path) -> float:
@@ -156,11 +165,10 @@ def test_a_full_folder_is_refused(quick: Mpi, tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-def test_a_second_start_compares_with_the_first(quick: Mpi, tmp_path: Path) -> None:
+def test_a_second_start_compares_with_the_first(quick: Mpi, first_check: tuple[Done, Path], tmp_path: Path) -> None:
     """Figures of ten former checks, four times as good as this node is."""
-    file = tmp_path / "checks.jsonl"
-    check_hello(mpiexec(quick, 2, "--check", "--check-history", file, HELLO), 2)
-    first = json.loads(file.read_text())
+    file, history_of_one = tmp_path / "checks.jsonl", first_check[1] / "checks.jsonl"
+    first = json.loads(history_of_one.read_text())
     assert first["host"] == os.uname().nodename and first["values"]["matrix"] > 1e9
     assert re.fullmatch(r"2 x \d+ cores? of .+", first["kind"])
     better = {**first, "values": {**first["values"], "matrix": 4 * first["values"]["matrix"]}}
@@ -309,10 +317,11 @@ def test_nodes_of_one_machine_take_turns() -> None:
     assert unknown == [(0, 1)] * 4
 
 
-@pytest.mark.parametrize(("stopped", "words"), [
+@pytest.mark.long
+@pytest.mark.parametrize(("stopped", "words"), first_of([
     ("1 2", r"2 of 3 ranks: rank 1 on \S+ \(measuring its node\), rank 2 on \S+ \(measuring its node\)"),
-    ("1", r"1 of 3 ranks: rank 1 on \S+ \(measuring its node\)"), ("0", ""),
-])
+    ("0", ""), ("1", r"1 of 3 ranks: rank 1 on \S+ \(measuring its node\)"),
+], 2))
 def test_ranks_that_stand_still_are_named_and_nobody_else(quick: Mpi, stopped: str, words: str) -> None:
     done = mpiexec(quick, 3, "--check=strict", HELLO, module="tests.programs.stopped_check", env={"STOPPED": stopped})
     assert done.returncode

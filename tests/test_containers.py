@@ -36,6 +36,8 @@ from tests.support import (
     single_node_environ,
 )
 
+pytestmark = pytest.mark.light
+
 ETC = ("group", "hosts", "ld.so.cache", "ld.so.conf", "nsswitch.conf", "passwd", "resolv.conf")
 
 

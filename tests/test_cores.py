@@ -313,6 +313,7 @@ def found_by(mpi: Mpi, ranks: int, *options: str, env: dict[str, str] | None = N
     return sorted(map(json.loads, done.stdout.splitlines()), key=lambda one: int(one["rank"]))
 
 
+@pytest.mark.light
 @pytest.mark.mpi
 def test_open_mpis_binding_of_one_rank_is_widened() -> None:
     bound, = found_by(MPIS["openmpi4"], 1, "--bind", "launcher")
@@ -321,6 +322,7 @@ def test_open_mpis_binding_of_one_rank_is_widened() -> None:
     assert (wide["cpus"], wide["child"], wide["threads"]) == (HERE, HERE, CORES)
 
 
+@pytest.mark.light
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", first_of(["openmpi4", "mpich", "impi"]))
 def test_two_ranks_have_cores_of_their_own(name: str) -> None:
@@ -330,6 +332,7 @@ def test_two_ranks_have_cores_of_their_own(name: str) -> None:
     assert first["child"] == first["cpus"]
 
 
+@pytest.mark.light
 @pytest.mark.mpi
 @pytest.mark.parametrize("binding", first_of(["core", "none"]))
 def test_mpirun_that_binds_and_that_does_not(binding: str) -> None:
@@ -338,6 +341,7 @@ def test_mpirun_that_binds_and_that_does_not(binding: str) -> None:
     assert sorted(first["cpus"] + second["cpus"]) == HERE
 
 
+@pytest.mark.light
 @pytest.mark.parametrize(("options", "threads"), first_of([
     (f"--cpu-bind=map_cpu:{HERE[0]},{HERE[0]}", None),  # both on one
     (f"--cpu-bind=map_cpu:{HERE[0]},{HERE[-1]}", None),
@@ -390,6 +394,7 @@ def test_the_users_number_of_threads_wins(quick: Mpi) -> None:
     assert found_by(quick, 2, "--bind", "none")[1]["cpus"] == HERE
 
 
+@pytest.mark.light
 def test_a_rank_that_nobody_launched_keeps_its_cores(quick: Mpi) -> None:
     need(quick.missing()[:1])
     command = ["taskset", "-c", str(HERE[0]), str(quick.python), "-m", "mpiddp", str(PROGRAMS / "cores.py")]
@@ -397,6 +402,7 @@ def test_a_rank_that_nobody_launched_keeps_its_cores(quick: Mpi) -> None:
     assert json.loads(done.stdout)["cpus"] == HERE[:1]
 
 
+@pytest.mark.light
 def test_a_warning_for_more_ranks_than_cores(quick: Mpi) -> None:
     done = check(mpiexec(quick, CORES + 1, PROGRAMS / "cores.py"))
     warning = message("launch/one_core", ranks=CORES + 1, cores=f"{CORES} cores", hosts=os.uname().nodename)

@@ -19,6 +19,8 @@ from tests import processes
 from tests.cluster import Cluster
 from tests.support import MPIS, Mpi, first_of, mpiexec, srun
 
+pytestmark = pytest.mark.light
+
 DETACHED = """
 import os, signal, subprocess, sys, time
 import mpiddp

@@ -110,6 +110,7 @@ def script(folder: Path, *lines: str) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_a_rank_that_waits_for_one_that_has_left_is_named(quick: Mpi, tmp_path: Path) -> None:
     path = script(tmp_path, "for batch in range(4 - (rank == 0)):", "    dist.all_reduce(torch.ones(1))",
                   "sys.exit(0)")

@@ -195,7 +195,9 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 
 
 ON_CLUSTER = ("srun ", "sbatch ", "salloc ")
-LIKE_OTHERS = {  # test_matrix.py, test_api.py or another command here is their like
+LIKE_OTHERS = {  # test_matrix.py, test_api.py, test_cli.py, test_check_start.py or another command here is their like
+    "mpirun -n 2 python -m mpiddp --pass-local-rank=--local_rank train.py",
+    "srun --mpi=pmix python -m mpiddp --check train.py",
     "mpirun -n 2 python -m mpiddp examples/hello_world.py", "python -m mpiddp examples/hello_world.py",
     "srun --mpi=pmix -N1 -n2 python -m mpiddp examples/hello_world.py",
     "salloc -N3 --ntasks-per-node=2 srun --mpi=pmix python -m mpiddp examples/hello_world.py",

@@ -34,6 +34,8 @@ from tests.support import (
     srun,
 )
 
+pytestmark = pytest.mark.light
+
 Script = Callable[..., Path]
 
 
@@ -53,6 +55,7 @@ def mpi_of_srun(request: pytest.FixtureRequest) -> Mpi:
     return MPIS[request.param]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("mpi", first_of(EACH_MPI))
 def test_a_rank_that_fails_gives_the_job_its_status(mpi: Mpi) -> None:
     """The other rank would sleep for ten minutes."""
@@ -75,6 +78,7 @@ def test_an_exception_is_shown_once_and_without_our_frames(quick: Mpi, script: S
     assert report["status"] == "1"
 
 
+@pytest.mark.torch
 def test_ranks_that_lose_the_failed_one_are_quiet(mpi_of_srun: Mpi, cluster: Cluster, script: Script) -> None:
     """Of three ranks in a loop of collectives one raises."""
     path = script("import torch, torch.distributed as dist", "total = torch.ones(1)", "for step in range(10**9):",
@@ -155,6 +159,7 @@ def test_exit_status_is_as_python_gives_it(quick: Mpi, line: str, status: int, s
     assert ("a word" in done.stderr) == ("a word" in line)
 
 
+@pytest.mark.torch
 def test_threads_and_atexit_functions_still_have_their_group(quick: Mpi, script: Script) -> None:
     path = script(
         "import atexit, threading",
@@ -223,6 +228,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.torch
 def test_the_group_is_there_until_the_last_rank_has_come_to_its_end(
     quick: Mpi, script: Script, tmp_path: Path
 ) -> None:

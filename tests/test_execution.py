@@ -10,6 +10,8 @@ from mpiddp.runner.exec import is_program
 from tests.messages import find, message
 from tests.support import MPICH_FIRST, Mpi, check, mpiexec
 
+pytestmark = pytest.mark.light
+
 SCRIPT = """
 import os, sys, time
 rank = int(os.environ["RANK"])
@@ -41,6 +43,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_the_new_program_makes_its_group_and_gives_the_status(mpi: Mpi, script: Path) -> None:
     done = check(mpiexec(mpi, 2, script), 5)

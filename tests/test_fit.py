@@ -35,6 +35,8 @@ from tests.support import (
     single_node_environ,
 )
 
+pytestmark = pytest.mark.light
+
 HELLO = EXAMPLES / "hello_world.py"
 FAMILY = {"openmpi4": "pmix", "openmpi5": "pmix", "mpich": "pmi", "impi": "pmi"}  # as the pairs were seen to work
 OPEN_MPI_5 = Library("Open MPI", (5, 0, 11), "/lib/libmpi.so.40", frozenset({"pmix"}))
@@ -181,6 +183,7 @@ def test_a_process_alone_in_an_allocation_of_several_tasks() -> None:
         assert alone(environ, OPEN_MPI_5) == []
 
 
+@pytest.mark.torch
 @pytest.mark.mpi
 def test_torchrun_around_mpiddp_is_refused_once() -> None:
     need(MPIS["mpich"].missing())

@@ -39,6 +39,8 @@ from tests.support import (
     srun,
 )
 
+pytestmark = pytest.mark.light
+
 FOLDED = PROGRAMS / "folded.py"
 
 
@@ -74,6 +76,7 @@ def test_three_nodes(cluster: Cluster) -> None:
     assert len(done.stdout.splitlines()) == 4
 
 
+@pytest.mark.torch
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", TWO_NAMES)
 def test_all_that_a_rank_has_said_that_crashes_is_shown(name: str, tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ from tests.support import (
     single_node_environ,
 )
 
+pytestmark = pytest.mark.light
+
 LOOK = """\
 import json, sys
 sys.stdout.write(json.dumps({

@@ -13,7 +13,9 @@ import pytest
 
 from mpiddp.sentinel.wakeup_fd import WakeupFd
 from tests.messages import find, message
-from tests.support import MPICH_FIRST, Mpi, first_of, mpiexec, need
+from tests.support import MPICH_FIRST, Mpi, first_of, mpiexec, need, on_path
+
+pytestmark = pytest.mark.light
 
 # A tool that is there before us; its handler, in C, leaves with the signal's number.
 PRELOADED = """
@@ -31,7 +33,7 @@ def test_a_handler_of_a_preloaded_tool_stays(mpi: Mpi, number: int, tmp_path: Pa
     (tmp_path / "sitecustomize.py").write_text(PRELOADED.format(numbers=[int(number)]))
     script = tmp_path / "script.py"
     script.write_text(f"import os\nprint('sent', flush=True)\nos.kill(os.getpid(), {int(number)})\nprint('back')\n")
-    done = mpiexec(mpi, 1, script, env={"PYTHONPATH": str(tmp_path)})
+    done = mpiexec(mpi, 1, script, env=on_path(tmp_path))
     assert done.stdout == "sent\n"
     assert done.returncode == number
 
@@ -41,7 +43,7 @@ def test_under_stop_before_too(quick: Mpi, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(PRELOADED.format(numbers=[int(signal.SIGUSR1)]))
     script = tmp_path / "script.py"
     script.write_text(f"import os\nos.kill(os.getpid(), {int(signal.SIGUSR1)})\nprint('back')\n")
-    done = mpiexec(quick, 1, "--stop-before=1", script, env={"PYTHONPATH": str(tmp_path)})
+    done = mpiexec(quick, 1, "--stop-before=1", script, env=on_path(tmp_path))
     assert done.stdout == ""
     cause = message("launch/native_exit", status=int(signal.SIGUSR1))
     assert len(find("launch/failed_rank", done.stderr, rank=0, cause=cause)) == 1

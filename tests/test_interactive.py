@@ -17,6 +17,8 @@ from tests.faults.matrix import LAUNCHERS, Launcher
 from tests.faults.test_signals import started
 from tests.support import DEADLINE_S, MPIS, ROOT, check, first_of, mpiexec_command, need, single_node_environ
 
+pytestmark = pytest.mark.light
+
 BREAKPOINT, REGISTER = re.findall(
     r"```python\n(.*?)```", (ROOT / "batch/interactive.md").read_text(), re.DOTALL)
 (TO_RANKS,) = re.findall(r"^    (pkill .*)", (ROOT / "batch/interactive.md").read_text(), re.MULTILINE)

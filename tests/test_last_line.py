@@ -23,6 +23,8 @@ from tests.support import (
     srun,
 )
 
+pytestmark = pytest.mark.light
+
 FAILURES = {"raises": ("raise ValueError('seven')", 1), "exits": ("sys.exit(3)", 3), "leaves": ("os._exit(7)", 7),
             "crashes": ("os.kill(os.getpid(), signal.SIGSEGV)", None)}
 RULE, DOUBLE_RULE = "-" * 74 + "\n", "\n" + "=" * 83 + "\n"
@@ -46,6 +48,7 @@ def after_the_report(done: Done) -> str:
     return done.stderr[report.end():] + done.stdout
 
 
+@pytest.mark.torch
 @pytest.mark.mpi
 @pytest.mark.parametrize(("name", "way"), first_of(list(dict.fromkeys(
     [("openmpi4", "raises"), ("mpich", "crashes"), *((name, way) for name in MPIS for way in FAILURES)])), 2))

@@ -24,6 +24,8 @@ from tests.support import (
     single_node_environ,
 )
 
+pytestmark = pytest.mark.light
+
 HEAD = "import atexit, os, sys, threading, time\nrank = int(os.environ['RANK'])\n"
 ODD_WORDS = """
 class Odd(Exception):
@@ -222,6 +224,7 @@ def test_what_c_streams_hold_is_written(name: str, script: Path, tmp_path: Path)
     assert (tmp_path / "stream1").read_text() == "kept"
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
 @pytest.mark.parametrize("turn", [1, *(pytest.param(turn, marks=pytest.mark.thorough) for turn in (2, 3))])
 def test_a_loaders_worker_that_is_killed(mpi: Mpi, turn: int, script: Path) -> None:

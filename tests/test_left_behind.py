@@ -15,7 +15,19 @@ from mpiddp.ipc import helper_process
 from mpiddp.sentinel.process_cleanup import mapped_segments, remove_unmapped
 from tests import processes
 from tests.messages import find
-from tests.support import DEADLINE_S, MPICH_FIRST, ROOT, Mpi, check, mpiexec, mpiexec_command, single_node_environ
+from tests.support import (
+    DEADLINE_S,
+    MPICH_FIRST,
+    ROOT,
+    Mpi,
+    check,
+    mpiexec,
+    mpiexec_command,
+    on_path,
+    single_node_environ,
+)
+
+pytestmark = pytest.mark.light
 
 SOON_S = 5
 SHARED = Path("/dev/shm")
@@ -67,7 +79,7 @@ def segment() -> Iterator[Path]:
 
 def test_a_sentinel_that_cannot_begin_says_why_and_its_rank_goes_on(quick: Mpi, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BREAKS)
-    done = check(mpiexec(quick, 2, "-c", "print('ran')", env={"PYTHONPATH": str(tmp_path)}))
+    done = check(mpiexec(quick, 2, "-c", "print('ran')", env=on_path(tmp_path)))
     assert done.stdout == "ran\n" * 2
     (failed,) = find("launch/helper_failed", done.stderr, error="ImportError: broken on purpose")
     assert failed["helper"].startswith("the sentinel of rank 1 on ")
@@ -77,7 +89,7 @@ def test_a_sentinel_that_cannot_begin_says_why_and_its_rank_goes_on(quick: Mpi, 
 def test_a_debuggers_own_fork_holds_no_process_beside_a_rank(quick: Mpi, tmp_path: Path) -> None:
     """The one of debugpy replaces os.fork, so that the process which it makes waits for a debugger."""
     (tmp_path / "sitecustomize.py").write_text(HOLDS)
-    done = check(mpiexec(quick, 2, "--prefix", "-c", "print('ran')", env={"PYTHONPATH": str(tmp_path)}))
+    done = check(mpiexec(quick, 2, "--prefix", "-c", "print('ran')", env=on_path(tmp_path)))
     assert done.stdout.count("ran\n") == 2
     assert "sentinel" not in done.stderr
 

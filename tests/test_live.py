@@ -25,6 +25,8 @@ from tests.support import (
     single_node_environ,
 )
 
+pytestmark = pytest.mark.light
+
 LINES = 3
 SEEN = f"""
 import os, sys, time
@@ -145,6 +147,7 @@ def test_stdout_is_buffered_by_lines_unless_somebody_says_otherwise(quick: Mpi, 
     assert sorted(done.stdout.splitlines()) == ["0 False", "1 False"]
 
 
+@pytest.mark.torch
 def test_what_is_printed_as_the_group_begins_is_in_the_logs(quick: Mpi, tmp_path: Path) -> None:
     """As NCCL_DEBUG=INFO has it printed; seen with one rank of NCCL, too. The start line goes to the terminal alone."""
     (script := tmp_path / "short.py").write_text("import torch.distributed as dist; dist.barrier()")
@@ -157,6 +160,7 @@ def test_what_is_printed_as_the_group_begins_is_in_the_logs(quick: Mpi, tmp_path
     assert re.search(r"^mpiddp \S+: 2 ranks on 1 node", done.stderr, re.M)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_the_stack_of_a_crash_is_in_its_ranks_log(mpi: Mpi, tmp_path: Path) -> None:
     (script := tmp_path / "crashes.py").write_text(CRASHES)

@@ -39,8 +39,11 @@ from tests.support import (
     mpiexec,
     mpiexec_command,
     need,
+    on_path,
     single_node_environ,
 )
+
+pytestmark = pytest.mark.light
 
 READERS = {".gz": ["zcat"], ".zst": ["zstd", "-dc"]}
 GONE_S = 10  # for the processes beside a rank that was killed to come to their end
@@ -122,7 +125,7 @@ def test_a_log_is_plain_while_its_rank_runs_and_compressed_then(quick: Mpi, kind
 def test_zstd_that_is_not_there_is_refused_once(quick: Mpi, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['zstandard'] = sys.modules['_zstd'] = None\n")
     done = check(mpiexec(quick, 2, "--log-dir", tmp_path / "logs", "--log-compress=zstd", "-m", "this",
-                         env={"PYTHONPATH": str(tmp_path)}), 3)
+                         env=on_path(tmp_path)), 3)
     assert done.stderr.count("mpiddp: cannot start: no-zstd\n") == len(find("launch/no_zstd", done.stderr)) == 1
 
 
@@ -408,6 +411,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.torch
 def test_a_program_that_starts_several_jobs_keeps_no_descriptors(quick: Mpi, tmp_path: Path) -> None:
     (program := tmp_path / "often.py").write_text(OFTEN)
     env = {**single_node_environ(quick), "MPIDDP_LOG_DIR": str(tmp_path / "logs"), "MPIDDP_PREFIX": "{rank} "}

@@ -21,6 +21,8 @@ from tests.support import (
     single_node_environ,
 )
 
+pytestmark = pytest.mark.light
+
 TALKS = """\
 import os, sys, time
 print("begin", *sys.argv[1:], flush=True)

@@ -32,6 +32,8 @@ from tests.support import (
     srun,
 )
 
+pytestmark = pytest.mark.light
+
 LINES = 100_000
 CRASH = f"""
 import os, signal, sys, time
@@ -80,6 +82,7 @@ def log_of(folder: Path, rank: int) -> str:
     return path.read_text()
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("show", first_of(["0", "all", "none"]))
 def test_a_log_is_complete_up_to_the_crash(quick: Mpi, show: str, tmp_path: Path) -> None:
     script = tmp_path / "crash.py"
@@ -105,6 +108,7 @@ def test_prefixed_lines_are_whole(quick: Mpi, tmp_path: Path) -> None:
     assert sum(" err " in line for line in done.stderr.splitlines()) == 4 * 2000
 
 
+@pytest.mark.torch
 def test_a_prefix_of_the_users_own(quick: Mpi, tmp_path: Path) -> None:
     (script := tmp_path / "talk.py").write_text(
         "import time\nprint('one', flush=True)\ntime.sleep(1.1)\nprint('two')\n")
@@ -175,6 +179,7 @@ def test_the_error_file_is_torchelastics(quick: Mpi, how: str, tmp_path: Path) -
     assert message["extraInfo"]["rank"] == 1
 
 
+@pytest.mark.torch
 def test_an_error_file_of_a_rank_that_was_killed(quick: Mpi, tmp_path: Path) -> None:
     script, path = tmp_path / "killed.py", tmp_path / "error.json"
     script.write_text("import os, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 9)\ntime.sleep(600)\n")

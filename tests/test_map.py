@@ -17,6 +17,8 @@ from tests.cluster import Cluster
 from tests.messages import message
 from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun
 
+pytestmark = pytest.mark.light
+
 HELLO = EXAMPLES / "hello_world.py"
 
 

@@ -29,6 +29,7 @@ def moving(mpi: Mpi, kind: str, folder: Path, *before: str) -> Done:
     return processes.run(*before, *command, timeout=DEADLINE_S, env=single_node_environ(mpi))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", first_of(["tcp", "child", "unix", "touch"]))
 def test_a_rank_whose_data_no_file_counts_is_not_ended(kind: str, quick: Mpi, tmp_path: Path) -> None:
     """It receives by TCP, its child does, by a Unix socket; or it touches new memory, a page at a time."""
@@ -36,6 +37,7 @@ def test_a_rank_whose_data_no_file_counts_is_not_ended(kind: str, quick: Mpi, tm
     assert find("where/no_progress", done.stderr) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", first_of(["mapped", "read"]))
 def test_a_rank_that_reads_a_slow_file_at_once_is_not_ended(kind: str, quick: Mpi, tmp_path: Path) -> None:
     """As safetensors, memmap and torch.load() do."""
@@ -49,12 +51,14 @@ def test_a_rank_that_reads_a_slow_file_at_once_is_not_ended(kind: str, quick: Mp
     assert find("where/no_progress", done.stderr) == []
 
 
+@pytest.mark.long
 def test_a_rank_that_logs_and_answers_while_it_hangs_is_found(quick: Mpi, tmp_path: Path) -> None:
     done = moving(quick, "idle", tmp_path)
     assert "  status   124" in done.stderr
     assert "mpiddp: failed: rank 1 on " in done.stderr
 
 
+@pytest.mark.long
 def test_what_cannot_be_seen_is_said_once_and_ends_nothing(quick: Mpi, tmp_path: Path) -> None:
     need(["root, to make a network namespace"] if os.geteuid() else [])
     done = check(moving(quick, "hidden", tmp_path))

@@ -27,6 +27,8 @@ from tests.cluster.cluster import NODES, ip, namespace
 from tests.messages import find, message
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, check, check_hello, srun
 
+pytestmark = pytest.mark.light
+
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8", loopback=True, speed_mbps=0)
 HELLO, TRAIN = EXAMPLES / "hello_world.py", EXAMPLES / "train_digits.py"
 # As Debian's installer and cloud images write it: a node's own name is a loopback address.

@@ -94,6 +94,7 @@ def test_twenty_groups_one_after_another_on_three_nodes(cluster: Cluster) -> Non
     assert done.stdout == "20 groups\n" * 3
 
 
+@pytest.mark.long
 def test_a_script_for_torchrun_runs_under_both(quick: Mpi) -> None:
     script = EXAMPLES / "hello_torchrun.py"
     check_hello(mpiexec(quick, 2, script), 2)

@@ -63,13 +63,18 @@ def test_the_pictures_are_drawn(tmp_path: Path, quick: Mpi) -> None:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Iterator[Path]:
-    """Return a fresh copy of what git tracks, as a stranger who clones the repository has it."""
-    listed = check(processes.run("git", "ls-files", "-z", timeout=60, cwd=ROOT)).stdout
-    for name in filter(None, listed.split("\0")):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    yield tmp_path
-    shutil.rmtree(tmp_path)
+    """Return a fresh copy of the sources: what git tracks, or, in an unpacked archive, all that .gitignore leaves."""
+    copy = tmp_path / "mpiddp"
+    if (ROOT / ".git").exists():
+        listed = check(processes.run("git", "ls-files", "-z", timeout=60, cwd=ROOT)).stdout
+        for name in filter(None, listed.split("\0")):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, copy / name)
+    else:
+        ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*ignored))
+    yield copy
+    shutil.rmtree(copy)
 
 
 @pytest.mark.process
@@ -135,6 +140,7 @@ def test_a_refusal_reads_as_it_is_shown(quick: Mpi) -> None:
     assert masked(REFUSAL) in masked(done.stderr), done.stderr
 
 
+@pytest.mark.light
 def test_a_failure_reads_as_it_is_shown(cluster: Cluster) -> None:
     script = RUN / "train.py"
     script.write_text("import torch.distributed as dist, time\n" + "\n" * 39 +

@@ -21,6 +21,8 @@ from tests.messages import find, message
 from tests.support import DEADLINE_S, MPIS, ROOT, check, mpiexec, need, single_node_environ
 from tests.test_cores import machine, ranks
 
+pytestmark = pytest.mark.light
+
 MPICH = MPIS["mpich"]
 MOST_STARTS = 4
 # Slurm's commands: `srun` starts two ranks, `squeue` tells when the job ends, `scontrol` notes that it is queued again.
@@ -149,6 +151,7 @@ def test_a_supervisor_is_told_the_steps_of_a_job_that_stops(tmp_path: Path) -> N
     assert Path(f"{report}.stopped").read_text() == "4"
 
 
+@pytest.mark.torch
 @pytest.mark.mpi
 def test_an_epoch_before_the_first_question_is_a_step(tmp_path: Path) -> None:
     """The signal arrives while the script trains its first epoch, before its first call of should_stop()."""

@@ -31,6 +31,8 @@ from tests.support import (
     single_node_environ,
 )
 
+pytestmark = pytest.mark.light
+
 Packet = tuple[float, str]
 
 

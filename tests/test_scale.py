@@ -12,6 +12,7 @@ from tests.messages import find
 from tests.support import (
     DEADLINE_S,
     EACH_MPI,
+    LIGHT,
     MPIS,
     PROGRAMS,
     ROOT,
@@ -22,7 +23,7 @@ from tests.support import (
     single_node_environ,
 )
 
-LIGHT = {"PYTHONPATH": str(ROOT / "tests/standins/light"), "OMP_NUM_THREADS": "1"}
+MANY = {**LIGHT, "OMP_NUM_THREADS": "1"}
 # With two in the place of 64, a few ranks find what otherwise takes 65: what a rank sends waits until it calls MPI.
 FEW_CELLS = {"MPIR_CVAR_CH4_SHM_POSIX_IQUEUE_NUM_CELLS": "2"}
 MANY_S = 400  # for a job of hundreds of ranks
@@ -33,11 +34,11 @@ def test_rank_0_waits_outside_mpi_only_for_ranks_that_have_received_what_it_sent
     quick: Mpi, tmp_path: Path, options: list[str]
 ) -> None:
     """It waits in its script, or in torch for the process group."""
-    check(mpiexec(quick, 6, *options, PROGRAMS / "meets.py", tmp_path, env={**LIGHT, **FEW_CELLS}, timeout=40))
+    check(mpiexec(quick, 6, *options, PROGRAMS / "meets.py", tmp_path, env={**MANY, **FEW_CELLS}, timeout=40))
 
 
 def test_a_checks_rank_0_works_only_when_the_others_have_received_their_orders(quick: Mpi, tmp_path: Path) -> None:
-    env = {**single_node_environ(quick), **LIGHT, **FEW_CELLS, "PYTHONPATH": f"{ROOT}:{LIGHT['PYTHONPATH']}"}
+    env = {**single_node_environ(quick), **MANY, **FEW_CELLS, "PYTHONPATH": f"{ROOT}:{LIGHT['PYTHONPATH']}"}
     check(processes.run(*mpiexec_command(quick, 6, PROGRAMS / "ordered.py", tmp_path), timeout=40, env=env, cwd=ROOT))
 
 
@@ -53,10 +54,11 @@ dist.init_process_group = init_process_group
 """
 
 
+@pytest.mark.long
 def test_ranks_that_wait_inside_torch_are_named(quick: Mpi, tmp_path: Path) -> None:
     """Rank 1 comes late to the process group; rank 0, which waits for it there, cannot say so."""
     (tmp_path / "sitecustomize.py").write_text(WAITS)
-    env = {**LIGHT, "PYTHONPATH": f"{tmp_path}:{LIGHT['PYTHONPATH']}"}
+    env = {**MANY, "PYTHONPATH": f"{tmp_path}:{LIGHT['PYTHONPATH']}"}
     done = check(mpiexec(quick, 2, "-c", "pass", env=env))
     (late,) = find("launch/script_awaits_ranks", done.stderr)
     assert re.fullmatch(r"rank 0 on \S+, rank 1 on \S+ \(process group\)", late["ranks"])
@@ -68,13 +70,13 @@ def test_ranks_that_wait_inside_torch_are_named(quick: Mpi, tmp_path: Path) -> N
 @pytest.mark.parametrize("ranks", [96, 256])
 @pytest.mark.parametrize("options", [["--no-init"], []], ids=["script", "group"])
 def test_many_ranks_start(mpi: Mpi, ranks: int, options: list[str], tmp_path: Path) -> None:
-    check(mpiexec(mpi, ranks, *options, PROGRAMS / "meets.py", tmp_path, env=LIGHT, timeout=MANY_S))
+    check(mpiexec(mpi, ranks, *options, PROGRAMS / "meets.py", tmp_path, env=MANY, timeout=MANY_S))
 
 
 @pytest.mark.alone
 @pytest.mark.thorough("six ranks of an MPICH with two cells for messages")
 def test_512_ranks_start(tmp_path: Path) -> None:
-    check(mpiexec(MPIS["openmpi4"], 512, PROGRAMS / "meets.py", tmp_path, env=LIGHT, timeout=2 * MANY_S))
+    check(mpiexec(MPIS["openmpi4"], 512, PROGRAMS / "meets.py", tmp_path, env=MANY, timeout=2 * MANY_S))
 
 
 @pytest.mark.alone

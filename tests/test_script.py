@@ -23,8 +23,11 @@ from tests.support import (
     mpiexec,
     mpiexec_command,
     noise,
+    on_path,
     single_node_environ,
 )
+
+pytestmark = pytest.mark.light
 
 ARGUMENTS = ["--epochs", "3", "--", "-m", "--backend", "a b"]
 
@@ -81,6 +84,7 @@ def test_the_console_script_is_the_module(quick: Mpi) -> None:
     assert done.stdout == "relative package package.__main__ ['-x']\n"
 
 
+@pytest.mark.torch
 def test_workers_of_every_kind_beside_mpi(quick: Mpi) -> None:
     done = check(mpiexec(quick, 2, PROGRAMS / "loader_workers.py"))
     assert done.stdout == "2 2\n" * 2
@@ -144,7 +148,7 @@ def test_what_a_script_imports_may_know_of_ranks(quick: Mpi, tmp_path: Path) -> 
     """As a package whose __main__.py does nothing but call its main()."""
     (tmp_path / "parts.py").write_text("import os\ndef main():\n    print(os.environ['RANK'] + '\\n', end='')\n")
     (tmp_path / "entry.py").write_text("from parts import main\nmain()\n")
-    done = check(mpiexec(quick, 2, "-m", "entry", env={"PYTHONPATH": str(tmp_path)}))
+    done = check(mpiexec(quick, 2, "-m", "entry", env=on_path(tmp_path)))
     assert sorted(done.stdout.split()) == ["0", "1"]
     assert "independent-ranks" not in done.stderr
 

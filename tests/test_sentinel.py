@@ -54,6 +54,8 @@ from tests.messages import find, message
 from tests.support import MPIS, PROGRAMS, ROOT, TWO_NAMES, Mpi, check, mpiexec, need, noise, srun
 from tests.test_protocol import BRACKETS, NONSENSE, TOKEN, member, report
 
+pytestmark = pytest.mark.light
+
 STRANGERS = {
     "brackets": BRACKETS, "half-a-token": TOKEN.encode()[:16], "megabyte": b"x" * 2**20, "nothing": b"",
     "another-token": TOKEN[::-1].encode() + BRACKETS, "the-token": TOKEN.encode() + BRACKETS,
@@ -489,6 +491,7 @@ signal.signal(signal.SIGRTMIN, show)
 """  # in sitecustomize.py; who is forked has the handler too
 
 
+@pytest.mark.torch
 def test_a_running_sentinel_and_a_running_relay_have_neither_torch_nor_mpi(quick: Mpi, tmp_path: Path) -> None:
     """Their ranks have both: so the look would see them."""
     need(quick.missing())

@@ -31,6 +31,8 @@ from tests.support import (
     single_node_environ,
 )
 
+pytestmark = pytest.mark.light
+
 VICTIM, OTHER = 64_001, 64_002  # users of whom nothing else is known
 
 
@@ -162,6 +164,7 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     assert refusal(tmp_path / "a/b") == f"{tmp_path}/a: No such file or directory"
 
 
+@pytest.mark.torch
 def test_pipes_in_the_place_of_files_are_named(quick: Mpi, tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe.json")
     named = [f"--{name}={pipe}" for name in ("map", "trace", "facts", "check-history")]

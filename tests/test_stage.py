@@ -68,6 +68,7 @@ def machine(python: Path, tmp_path: Path) -> Machine:
     return Machine(python, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.process
 def test_a_start_is_recorded_then_staged_then_reused(machine: Machine) -> None:
     option = f"--stage={machine.ours}"

@@ -22,6 +22,8 @@ from tests.cluster.cluster import NODES, RUN
 from tests.messages import find, message
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, Mpi, first_of, need
 
+pytestmark = pytest.mark.light
+
 HELLO = EXAMPLES / "hello_world.py"
 HANGING_TORCH = "import time\ntime.sleep(600)\n"
 CRASHING = "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"
@@ -88,6 +90,7 @@ def test_a_script_that_differs_on_a_node(cluster: Cluster, mpi: Mpi) -> None:
     check_refused(on_nodes(cluster, mpi, copy, "/tmp/t.py"), "script-differs", " on node2\n")
 
 
+@pytest.mark.torch
 def test_another_torch_on_a_node(cluster: Cluster, mpi: Mpi) -> None:
     shim = f"mkdir -p /tmp/other; printf %s {shlex.quote(OTHER_TORCH)} > /tmp/other/torch.py"
     done = on_nodes(cluster, mpi, on("node3", f"{shim}; export PYTHONPATH=/tmp/other"), HELLO)
@@ -118,17 +121,19 @@ def test_a_small_shared_memory_on_a_node_is_a_warning(cluster: Cluster, mpi: Mpi
     assert len(done.stdout.splitlines()) == 3
 
 
-RANKS_PER_NODE = {"openmpi4": 2, "openmpi5": 1, "mpich": 1}  # of the jobs in which a rank never comes
+RANKS_PER_NODE = first_of([("openmpi4", 2), ("mpich", 1), ("openmpi5", 1)], 2)  # of jobs in which a rank never comes
 AT_ONCE = 3  # more would start so slowly that others seem to hang, too
 
 
 @pytest.fixture(scope="module")
-def waits(cluster: Cluster) -> dict[str, tuple[Done, float]]:
-    """Return what came of the jobs that wait for a rank until a deadline."""
+def waits(cluster: Cluster, request: pytest.FixtureRequest) -> dict[str, tuple[Done, float]]:
+    """Return what came of the jobs that wait for a rank until a deadline: those of the tests that are selected."""
+    cases = [one.callspec.params for one in request.session.items
+             if getattr(one, "originalname", "") == "test_a_rank_that_never_reaches_mpiddp"]
     return side_by_side({"is stopped": partial(with_a_stopped_rank, cluster)} | {
-        name: partial(on_nodes, cluster, MPIS[name], on("node2", "sleep 600"), "--startup-timeout", 12, HELLO,
-                      per_node=per_node)
-        for name, per_node in RANKS_PER_NODE.items()})
+        case["name"]: partial(on_nodes, cluster, MPIS[case["name"]], on("node2", "sleep 600"), "--startup-timeout", 12,
+                              HELLO, per_node=case["per_node"])
+        for case in cases})
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +162,7 @@ def timed(job: Callable[[], Done]) -> tuple[Done, float]:
 
 def with_a_stopped_rank(cluster: Cluster) -> Done:
     """Run a job whose rank 1 is stopped with SIGSTOP as soon as it imports torch."""
-    deadline = "20"  # by which its processes are known
+    deadline = "13"  # by which its processes are known
     stopper = threading.Thread(target=stop_rank, args=("node2", deadline))
     stopper.start()
     done = on_nodes(cluster, MPIS["openmpi4"], ":", "--startup-timeout", deadline, HELLO)
@@ -202,7 +207,8 @@ def test_a_rank_that_crashes_in_its_start(cluster: Cluster, name: str, module: s
     assert death in done.stderr or (module == "mpi4py" and gone in done.stderr), done.stderr
 
 
-@pytest.mark.parametrize(("name", "per_node"), RANKS_PER_NODE.items())
+@pytest.mark.torch
+@pytest.mark.parametrize(("name", "per_node"), RANKS_PER_NODE)
 def test_a_rank_that_never_reaches_mpiddp(waits: dict[str, tuple[Done, float]], name: str, per_node: int) -> None:
     """The first rank of each node that waits speaks, and the job ends on all."""
     done, seconds = waits[name]
@@ -214,6 +220,7 @@ def test_a_rank_that_never_reaches_mpiddp(waits: dict[str, tuple[Done, float]], 
         assert done.stderr.count(f"mpiddp: ending rank {rank} on {node}: still in MPI_Init") == 1, done.stderr
 
 
+@pytest.mark.torch
 def test_a_rank_that_is_stopped(waits: dict[str, tuple[Done, float]]) -> None:
     check_refused(waits["is stopped"][0], "startup-timeout", "rank 1 on node2 (")
 
@@ -248,6 +255,7 @@ def test_a_script_finds_no_child_of_ours(cluster: Cluster, mpi: Mpi, trap: str) 
     assert done.stdout == "0\n" * 3, done.stderr
 
 
+@pytest.mark.torch
 def test_a_process_group_that_fails_on_one_node(cluster: Cluster) -> None:
     """The others wait for it in gloo; the one that knows says why, once."""
     done = on_nodes(cluster, MPIS["openmpi4"], on("node2", "export GLOO_SOCKET_IFNAME=none0"), HELLO)

@@ -26,6 +26,8 @@ from tests.support import (
     single_node_environ,
 )
 
+pytestmark = pytest.mark.light
+
 HELLO = EXAMPLES / "hello_world.py"
 STEPS = ("none", "pmix", "pmi2")
 QUICK = {("pmi2", "openmpi4"), ("pmix", "mpich")}

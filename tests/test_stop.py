@@ -33,6 +33,8 @@ from tests.support import (
     single_node_environ,
 )
 
+pytestmark = pytest.mark.light
+
 STOPS = PROGRAMS / "stops.py"
 
 
@@ -82,6 +84,7 @@ loader = DataLoader(Data(), num_workers=2)
 """
 
 
+@pytest.mark.torch
 @pytest.mark.mpi
 @pytest.mark.parametrize(("launcher", "after_s"), first_of([
     (LAUNCHERS[2], 0.3), (LAUNCHERS[1], 0.1), *((LAUNCHERS[2], after_s) for after_s in (0, 0.05, 0.15, 0.6))]),
@@ -140,6 +143,7 @@ def await_library(launcher: int, command: list[str], library: str) -> psutil.Pro
     raise TimeoutError(f"no process has loaded {library}")
 
 
+@pytest.mark.torch
 def test_a_script_that_does_not_ask_ends_by_the_signal(quick: Mpi, tmp_path: Path) -> None:
     """As under plain Python, and its workers with it, although they leave the signal to it."""
     (script := tmp_path / "train.py").write_text(
@@ -161,6 +165,7 @@ CELLS = [
 QUICK = {("SIGTERM", "launcher", "MPICH mpiexec"), ("SIGTERM", "steps", "srun pmix")}
 
 
+@pytest.mark.torch
 @pytest.mark.mpi
 @pytest.mark.parametrize(("number", "to", "launcher", "word"), [
     pytest.param(number, to, replace(launcher, whole=whole), word,
@@ -236,6 +241,7 @@ def test_processes_that_a_rank_or_a_worker_starts_obey_as_ever(quick: Mpi) -> No
     assert done.stdout == "rank: all end\nworker: all end\nended\n"
 
 
+@pytest.mark.torch
 def test_a_loaders_worker_can_end_its_programs(quick: Mpi) -> None:
     program = ("import mpiddp, subprocess\nfrom torch.utils.data import DataLoader\n"
                "class Data:\n"

@@ -63,6 +63,8 @@ from tests.support import (
     single_node_environ,
 )
 
+pytestmark = pytest.mark.light
+
 POOL = ("n1", "n2", "n3")
 TWO = Limits(2, 2, 3)
 RAISED = Attempt(POOL[:2], 60.0, 1, ReportKind.ERROR, "ValueError: seven at 0x7f01", "train.py:9 step", 2,
@@ -423,6 +425,8 @@ def test_a_rank_that_stands_still_at_its_end(quick: Mpi, tmp_path: Path, healthy
     assert are_equal(weights(tmp_path / "c.pt"), healthy)
 
 
+@pytest.mark.long
+@pytest.mark.torch
 def test_a_bug_stops_it(quick: Mpi, tmp_path: Path) -> None:
     options = ["--progress-file", tmp_path / "c.pt", "--max-restarts", 9]
     done = check(supervise(quick, tmp_path, options, *job("always", 1, tmp_path)), 1)
@@ -445,6 +449,7 @@ def test_a_full_disk_stops_it(quick: Mpi, tmp_path: Path) -> None:
     assert len(find("supervise/same_failure_after_steps", stop["reason"])) == 1
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("number", "status"), [
     (signal.SIGUSR1, 75), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.thorough)])
 def test_nothing_is_started_after_a_signal(quick: Mpi, tmp_path: Path, number: int, status: int) -> None:
@@ -660,6 +665,7 @@ def folder(cluster: Cluster) -> Iterator[Path]:
     yield found
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("kind", "launcher"), [
     one if one in IN_TESTS_RUN else pytest.param(*one, marks=pytest.mark.thorough) for one in EVERYWHERE])
 def test_faults_on_three_nodes(

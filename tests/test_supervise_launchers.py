@@ -36,6 +36,8 @@ from tests import processes
 from tests.messages import find, message
 from tests.support import ROOT, Mpi, check, need, single_node_environ
 
+pytestmark = pytest.mark.light
+
 FLUX_FOLDER = ROOT / "tests/standins/flux-supervise"
 PALS_PATH = "/opt/cray/pe/pals/1.2.11/bin/mpiexec"  # on NCAR's Derecho; /opt/cray/pals/1.8/bin/mpiexec on ALCF's Aurora
 OPEN_MPI_SAYS, HYDRA_SAYS = "mpirun (Open MPI) 4.1.4", "HYDRA build details:"
@@ -229,6 +231,7 @@ def supervised(mpi: Mpi, folder: Path, *words: object) -> list[str]:
             *map(str, words)]
 
 
+@pytest.mark.torch
 def test_a_lost_node_is_left_out_under_flux(quick: Mpi, tmp_path: Path, flux: dict[str, str]) -> None:
     """Two ranks of the stand-in: Flux no longer lists the node, and the job moves to the spare one."""
     (tmp_path / "train.py").write_text(LOSES_A_NODE)

@@ -20,6 +20,8 @@ from tests import processes
 from tests.messages import message
 from tests.support import DEADLINE_S, MPICH_FIRST, ROOT, Mpi, mpiexec_command, need, single_node_environ
 
+pytestmark = pytest.mark.light
+
 WAITS = """\
 import os, sys, time
 import torch.distributed as dist
@@ -128,6 +130,7 @@ def test_ctrl_z_stops_the_job_until_it_is_continued(mpi: Mpi, tmp_path: Path) ->
         terminal.close()
 
 
+@pytest.mark.long
 def test_attempts_are_counted_on_when_the_job_is_queued_again(quick: Mpi, tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(FAILS)
     counts: list[int] = []

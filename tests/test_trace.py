@@ -16,6 +16,8 @@ from tests.cluster.cluster import RUN
 from tests.messages import find
 from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun
 
+pytestmark = pytest.mark.light
+
 HELLO = EXAMPLES / "hello_world.py"
 STAGES = [
     "interpreter", "import mpiddp", "sentinel", "import mpi4py", "check launcher", "MPI_Init", "facts",

@@ -11,6 +11,8 @@ from tests.cluster import Cluster
 from tests.messages import find, message
 from tests.support import MPIS, PROGRAMS, Done, Mpi, check, first_of, mpiexec, need, noise, srun
 
+pytestmark = pytest.mark.light
+
 PROGRAM = PROGRAMS / "loses_sentinel.py"
 RANKS = 3
 END = sorted(f"rank {rank} has come to its end" for rank in range(RANKS))
@@ -50,6 +52,7 @@ def test_a_rank_that_raises_is_reported(who: str, quick: Mpi) -> None:
     assert done.stderr.count("mpiddp: failed:") == 1
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("who", "cause"), [
     pytest.param("1", message("launch/ended_without_sentinel"), id="one"),
     pytest.param("2", message("launch/killed_by_sigkill"), id="another", marks=THOROUGH),
@@ -73,6 +76,7 @@ def test_it_is_said_where_the_launcher_reads(quick: Mpi, tmp_path: Path) -> None
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == done.stderr.count("mpiddp: failed:") == 1
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("who", ["1", pytest.param("0", marks=THOROUGH)])
 def test_a_rank_that_is_killed_with_its_sentinel(who: str, quick: Mpi) -> None:
     """Rank 0 has said nothing, and the others only that it is gone."""

@@ -351,6 +351,7 @@ def test_a_picture_of_many_places_is_short_and_soon_there() -> None:
     assert len(from_json(text, 10**6).groups) == 200
 
 
+@pytest.mark.long
 def test_ten_thousand_ranks_are_merged_in_two_seconds() -> None:
     """What the coordinator does: read a line of JSON for each rank, merge, and write the picture."""
     answers = []

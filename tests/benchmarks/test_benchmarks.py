@@ -60,6 +60,7 @@ def test_asking(quick: Mpi) -> None:
                      r"\d\.\d{5}$", told), told
 
 
+@pytest.mark.thorough("test_asking_changes_nothing, which compares weights, too")
 def test_questions(quick: Mpi) -> None:
     told = check(alone(quick, "-m", "tests.benchmarks.questions", "100", timeout=900)).stdout
     for kind in ("plain", "busy"):

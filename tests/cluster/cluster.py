@@ -47,7 +47,7 @@ TaskPlugin=task/affinity
 GresTypes=gpu
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerParameters=sched_interval=2,bf_interval=2
+SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0
 MpiDefault=none
 ReturnToService=2
 SlurmdParameters=config_overrides

@@ -16,6 +16,8 @@ from tests.messages import find
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, check, check_hello, need, single_node_environ
 from tests.test_steps import in_step, mpirun
 
+pytestmark = pytest.mark.light
+
 FAULTS = ROOT / "tests/faults"
 ADVISED = {"mpich": "--mpi=pmi2", "impi": "--mpi=pmi2", "openmpi4": "--mpi=pmix", "openmpi5": "--mpi=pmix"}
 IN_STEP = """\

@@ -17,7 +17,7 @@ import pytest
 
 from tests.cluster import Cluster, impair
 from tests.cluster.cluster import ADDRESSES, BRIDGE, NODES, RUN, ip, namespace, read_pid
-from tests.support import DEADLINE_S, MPIS, check, need
+from tests.support import DEADLINE_S, MPIS, check, first_of, need
 
 FLOW = Path(__file__).parent / "flow.py"
 GIGABIT = 125e6
@@ -126,7 +126,7 @@ def resent(cluster: Cluster, way: tuple[str, str]) -> float:
     return (after[1] - before[1]) / (after[0] - before[0])
 
 
-@pytest.mark.parametrize(("direction", "slow"), [("out", (OUT,)), ("in", (IN,)), ("both", (OUT, IN))])
+@pytest.mark.parametrize(("direction", "slow"), first_of([("both", (OUT, IN)), ("out", (OUT,)), ("in", (IN,))]))
 def test_a_slow_link_is_slow_in_its_direction(
     unharmed: Cluster, direction: impair.Direction, slow: tuple[tuple[str, str], ...]
 ) -> None:
