@@ -160,8 +160,8 @@ def find_conflict(options: argparse.Namespace) -> str:
     if is_folded and options.port > 65533:
         return f"--port {options.port}: --show fold also needs the next two ports"
     if is_folded and options.prefix != DEFAULT_PREFIX and not can_prefix_folded(options.prefix):
-        return (f"--prefix {options.prefix!r}: with --show fold a prefix has only the fields rank (text, such as 0-3) "
-                "and time")
+        return (f"--prefix {options.prefix!r}: with --show fold the prefix may use only the fields rank (text, such as "
+                "0-3) and time")
     return ""
 
 

@@ -33,7 +33,7 @@ from tests.support import (
 pytestmark = pytest.mark.light
 
 HELLO = EXAMPLES / "hello_world.py"
-LATE = r" \d+ s after the start the script waits for "  # a reminder
+LATE = r" the script has not started after \d+ s; waiting for "  # a reminder
 
 
 def check_refused(done: Done, status: int, words: str) -> None:

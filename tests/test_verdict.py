@@ -1,4 +1,4 @@
-"""Which of several reports is the reason of a failure: plain functions."""
+"""Which of several reports is the reason for a failure: plain functions."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class LaunchConfig(NamedTuple):
 
     quiet: bool = False
     explain: int | None = None  # the rank whose environment is explained; the script does not run then
-    error_file: str = ""  # receives the reason of a failure as JSON
+    error_file: str = ""  # receives the reason for a failure as JSON
     full_traceback: bool = False  # tracebacks include libraries' frames
     map_file: str = ""  # .json or .svg, receives every rank's placement
     trace_file: str = ""  # receives the times at which each rank began each stage

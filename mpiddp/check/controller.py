@@ -53,7 +53,7 @@ class Controller:
                 "startup-timeout",
                 actual=f"{len(silent)} of {size} ranks not ready within {startup_timeout_s:g} s: {join_names(names)}",
                 needed="all ranks ready before the startup timeout",
-                do="look at those hosts (a slow file system, a broken node); to wait longer: --startup-timeout SECONDS",
+                do="check those hosts (slow file system, broken node), or allow more time: --startup-timeout SECONDS",
             )
         self.measured = no_measurements(tuple(identities[rank].info for rank in range(size)))._replace(
             lost=ranks.lost, claims={rank: identity.claims for rank, identity in identities.items()})

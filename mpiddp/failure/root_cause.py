@@ -245,11 +245,13 @@ def select_secondary(
 def make_late_rank_report(late: int, secondary: Sequence[Report], context: FailureContext) -> Report:
     """Return the report on the only rank that waits for no other; the `secondary` ones timed out waiting for it."""
     first = secondary[0]
-    call = f" at {first.where}" if first.where else ""
     waiting = f"rank {first.rank}" if len(secondary) == 1 else f"{len(secondary):,} ranks"
-    cause = first.cause.replace(EXIT_TIMEOUT_WORDS, EXIT_TIMEOUT_WORDS.replace("other ranks", "it"))
-    return Report(late, context.hosts[late], ReportKind.UNREACHABLE,
-                  f"{waiting} timed out waiting for it{call}: {cause}", first.status, context.activity.places[late])
+    before_exec, is_at_exit, limit = first.cause.partition(EXIT_TIMEOUT_WORDS)
+    if is_at_exit:
+        cause = f"did not finish within{limit}; {waiting} timed out waiting {before_exec}".rstrip(", ")
+    else:
+        cause = f"did not reach {first.where or 'the collective'}, where {waiting} timed out: {first.cause}"
+    return Report(late, context.hosts[late], ReportKind.UNREACHABLE, cause, first.status, context.activity.places[late])
 
 
 def make_different_calls_report(timeout: Report, calls: Mapping[int, str]) -> Report:

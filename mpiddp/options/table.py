@@ -61,8 +61,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "port": {
         "default": 0, "type": parse_port, "metavar": "N",
-        "help": "port of the store on rank 0's node; the sentinels use N+1 (default: free ports). NCCL, gloo and MPI "
-                "use other ports, which have their own settings",
+        "help": "port of the store on rank 0's node; the sentinels use N+1, --show fold N+2 (default: free ports). "
+                "NCCL, gloo and MPI use other ports, which have their own settings",
     },
     "bind": {
         "default": "auto", "choices": ("auto", "none", "launcher"),
@@ -101,12 +101,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "error-file": {
         "default": "", "type": parse_path, "metavar": "FILE",
-        "help": "write the reason of a failure to FILE, in torchelastic's format (default: TORCHELASTIC_ERROR_FILE)",
+        "help": "write the reason for a failure to FILE, in torchelastic's format (default: TORCHELASTIC_ERROR_FILE)",
     },
     "log-dir": {
         "default": "", "type": parse_path, "metavar": "DIR",
-        "help": "also write each rank's output to DIR/JOB/rank-00013.HOST.log, where JOB is the scheduler's job number "
-                "or a random name, which failure reports show; ranks.json there has a line for each rank",
+        "help": "also write each rank's output to DIR/JOB/rank-00013.HOST.log, where JOB is the scheduler's job "
+                "number, or a random name without a scheduler; failure reports show the path. ranks.json in that "
+                "folder has a line for each rank",
     },
     "log-compress": {
         "default": "", "choices": ("gzip", "zstd"),
@@ -120,8 +121,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "prefix": {
         "default": "", "type": parse_prefix, "nargs": "?", "const": DEFAULT_PREFIX, "metavar": "FORMAT",
         "help": "print this before each line of output, for example '[{rank}.{local_rank} {host} "
-                "{time:%%H:%%M:%%S}] ' (default: '" + DEFAULT_PREFIX + "'); join a prefix without fields to the "
-                "option: --prefix='> '",
+                "{time:%%H:%%M:%%S}] ' (default: '" + DEFAULT_PREFIX + "'); a FORMAT without fields needs the "
+                "equals sign: --prefix='> '",
     },
     "show": {
         "default": "all", "type": parse_output_filter, "metavar": "RANKS",
@@ -143,8 +144,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "facts": {
         "default": "", "type": parse_path, "metavar": "FILE",
-        "help": "write what each rank finds on its node to FILE, before ranks are placed; with --dry-run, place ranks "
-                "from such a file, on any machine",
+        "help": "write what each rank finds on its node to FILE, before placement; with --dry-run, read FILE instead "
+                "and show the placement, on any machine",
     },
     "check": {
         "default": "", "type": parse_check_mode, "nargs": "?", "const": "warn", "metavar": "strict",
@@ -157,9 +158,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "stage": {
         "default": "", "type": parse_stage_folder, "nargs": "?", "const": AUTO_FOLDER, "metavar": "DIR",
-        "help": "read the files that a start opens in Python's environment from shared file systems only once for the "
-                "whole job, and mirror them in DIR on each node (default: SLURM_TMPDIR, TMPDIR on a local disk, or "
-                "/dev/shm); the first run only records which files to stage",
+        "help": "read Python's environment from shared file systems once for the whole job, and mirror it in DIR on "
+                "each node (default: SLURM_TMPDIR, TMPDIR on a local disk, or /dev/shm). Only files that a start opens "
+                "are staged; the first run only records which these are",
     },
     "trace": {
         "default": "", "type": parse_path, "metavar": "FILE",
@@ -194,9 +195,10 @@ FLAGS = {
                "nodes of --facts; start nothing",
     "no-init": "leave init_process_group() to the script; the environment variables are still set",
     "stage-keep": "with --stage, keep the staged files on the nodes for the next job",
-    "stall-abort": "end the job if no rank has made progress for --stall seconds; --error-file has status 124",
+    "stall-abort": "end the job if no rank has made progress for --stall seconds; --error-file then has status 124, "
+                   "but most launchers return 137",
     "quiet": "do not print the start line and the map",
-    "allow-idle-gpus": "let the only rank of a node have several GPUs: the script itself uses more than one",
+    "allow-idle-gpus": "allow a single rank on a node with several GPUs, for a script that uses all in one process",
     "share-gpus": "let several ranks share a GPU, with gloo",
     "gpu-aware-mpi": "with Cray MPICH, keep MPICH_GPU_SUPPORT_ENABLED: the script passes GPU buffers to MPI itself",
     "virtual-local-rank": "show each rank only its own GPU and set LOCAL_RANK=0, like torchrun's option",

@@ -120,7 +120,7 @@ def parse_prefix(text: str) -> str:
     except Exception as error:
         why = f"unknown field {error}" if isinstance(error, KeyError) else error
         raise argparse.ArgumentTypeError(
-            f"may have the fields rank, local_rank, host and time, as in '{DEFAULT_PREFIX}', got {text!r}: {why}"
+            f"may use only the fields rank, local_rank, host and time, as in '{DEFAULT_PREFIX}'; got {text!r}: {why}"
         ) from None
     return text
 

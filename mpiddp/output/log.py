@@ -233,7 +233,7 @@ class RankLog:
         self.lost_from = position
         update_record(self._plan, lost=position)
         if self._can_report():
-            hint = f"; for other ranks see {self._plan.ranks_file}" if self._plan.ranks_file else ""
+            hint = f"; lost output of all ranks: {self._plan.ranks_file}" if self._plan.ranks_file else ""
             report_loss(self._rank_name, self._plan.path, error, position, hint)
 
     def _can_report(self) -> bool:

@@ -194,7 +194,7 @@ def count_cores(cpus: frozenset[int], topology: Topology) -> int:
 
 
 def warn_far_gpus(facts: Sequence[HostFacts], shares: Sequence[CpuShare], near: Sequence[int]) -> list[str]:
-    """Return the warning `far-gpus` for nodes whose ranks run on another socket than their devices.
+    """Return the warning `far-gpus` for nodes whose ranks run on a different socket from their devices.
 
     `near` holds the NUMA node of each rank's device, as in share_cpus().
     """
@@ -210,8 +210,8 @@ def warn_far_gpus(facts: Sequence[HostFacts], shares: Sequence[CpuShare], near: 
     if not far_ranks:
         return []
     number, hosts = sum(far_ranks.values()), fold_hosts(facts[node].hostname for node in far_ranks)
-    what = (f"1 rank on {hosts} runs on another socket than its GPU" if number == 1
-            else f"{number} ranks on {hosts} run on another socket than their GPUs")
+    what = (f"1 rank on {hosts} runs on a different socket from its GPU" if number == 1
+            else f"{number} ranks on {hosts} run on a different socket from their GPUs")
     cure = f"disable the launcher's binding{choose_advice(facts[0]).words('unbound')}"
     return [f"far-gpus: {what}; {cure}, so that mpiddp can bind ranks near their GPUs"]
 
@@ -232,10 +232,10 @@ def warn_crowded_cores(facts: Sequence[HostFacts], policy: Binding) -> list[str]
         used = frozenset().union(*(host.cpus for host in node))
         if cores < ranks:
             line = (f"one-core: {ranks} ranks share {cores} core{'s' * (cores > 1)} on @; "
-                    f"ask for more{choose_advice(first).words('cores')}, or start fewer ranks")
+                    f"request more cores{choose_advice(first).words('cores')}, or start fewer ranks")
         elif policy == Binding.LAUNCHER and len(used) < ranks:
             line = (f"shared-cores: the launcher gave {ranks} ranks {len(used)} of {len(first.allowed)} CPUs on @; "
-                    "make it bind them to more, or use --bind=auto")
+                    "make it bind them to more CPUs, or use --bind=auto")
         if line:
             lines.setdefault(line, []).append(first.hostname)
     return [line.replace("@", fold_hosts(hosts)) for line, hosts in lines.items()]

@@ -90,7 +90,7 @@ def assign_node_gpus(node: Sequence[RankGpus], host: str, share: bool, advice: A
 
 
 def count_far_gpus(node: Sequence[RankGpus], gpus: Sequence[Gpu]) -> tuple[int, int]:
-    """Return how many ranks of a node have a GPU on another socket than their cores, and how many on another NUMA node.
+    """Return how many ranks of a node have a GPU on a different socket, and how many on a different NUMA node.
 
     If the NUMA nodes of the GPUs or of the cores are unknown, none is far.
     """
@@ -209,10 +209,10 @@ def warn_isolated_gpus(ranks: Iterable[tuple[str, bool]], advice: Advice = NO_AD
     hosts = {host for host, is_other in ranks if is_other}
     if not hosts:
         return []
-    line = (f"isolated-gpus: on {fold_hosts(hosts)} each rank sees only some GPUs, so its device is not "
-            "cuda:LOCAL_RANK, and peer access between GPUs may not work; make the launcher show all GPUs of a node to "
-            f"every rank{advice.words('all_gpus')}, or add --virtual-local-rank, which sets LOCAL_RANK=0, for scripts "
-            "that use it as the device number")
+    line = (f"isolated-gpus: on {fold_hosts(hosts)} each rank sees only some of its node's GPUs: its device is not "
+            "cuda:LOCAL_RANK, and peer access between GPUs may fail; make the launcher show all GPUs of a node to "
+            f"every rank{advice.words('all_gpus')}, or, if the script uses LOCAL_RANK as the device number, add "
+            "--virtual-local-rank (sets LOCAL_RANK=0)")
     return [line]
 
 

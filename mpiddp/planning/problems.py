@@ -114,8 +114,8 @@ def check_time_left(first: HostFacts, config: LaunchConfig) -> None:
     left, before = max(0.0, config.stop_before_s + first.stop_in_s), config.stop_before_s
     raise LaunchError(
         "stop-too-early",
-        actual=f"--stop-before {before:g} stops the job {format_duration(before)} before the walltime, which is only "
-        f"{format_duration(left)} away",
+        actual=f"--stop-before {before:g} leaves no time to train: it stops the job {format_duration(before)} before "
+        f"the walltime, and only {format_duration(left)} is left",
         needed="time to train before the stop; a job that stops at once makes no progress, even if it is requeued",
         do="request a longer walltime from the batch system, or reduce --stop-before",
     )

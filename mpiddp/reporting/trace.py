@@ -104,4 +104,4 @@ def describe_slowest(ranks: list[tuple[str, int, Stages]]) -> str:
     median = statistics.median(took_ns for took_ns, _ in took[stage])
     return (f"slowest stage of the start: {stage} on rank {rank} on {ranks[rank][0]}, {longest / 1e9:.2f} s "
             f"(median of all ranks {median / 1e9:.2f} s); "
-            f"mpiddp itself took {statistics.median(own_ns) / 1e6:.0f} ms (at most {max(own_ns) / 1e6:.0f} ms)")
+            f"mpiddp itself took {statistics.median(own_ns) / 1e6:.0f} ms (median; maximum {max(own_ns) / 1e6:.0f} ms)")

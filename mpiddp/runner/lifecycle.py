@@ -159,7 +159,8 @@ class RunningJob:
         """Print which ranks are awaited, if this rank has waited longest."""
         rank = self.membership.rendezvous.rank
         if rank == self.membership.groups.keys.elect("reminds", rank):
-            write_line(f"mpiddp: waiting {waited_s:.0f} s for other ranks to finish: {self._name_missing()}")
+            names = self._name_missing()
+            write_line(f"mpiddp: still waiting after {waited_s:.0f} s for other ranks to finish: {names}")
 
     def _name_missing(self) -> str:
         names = self.termination.describe_unfinished() if self.termination else ""

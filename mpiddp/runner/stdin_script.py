@@ -65,10 +65,10 @@ def read_stdin(timeout_s: float, by_prrte: bool = False) -> bytes:
         return None
 
     def remind(waited_s: float) -> None:
-        write_line(f"mpiddp: rank 0 has waited {waited_s:.0f} s for the script on standard input to end")
+        write_line(f"mpiddp: rank 0 has waited {waited_s:.0f} s for the end of file on standard input")
 
-    reason = " (Open MPI 5's mpirun does not forward its end)" if by_prrte else ""
-    timeout_error = script_missing(f"it did not end within {timeout_s:.0f} s{reason}")
+    reason = " (Open MPI 5's mpirun does not forward it)" if by_prrte else ""
+    timeout_error = script_missing(f"no end of file within {timeout_s:.0f} s{reason}")
     try:
         source = poll_until(read_to_end, time.monotonic() + timeout_s, lambda: timeout_error, remind, REMIND_AFTER_S)
     except OSError as error:
@@ -82,8 +82,8 @@ def script_missing(reason: str) -> LaunchError:
     """Return the error that there is no script."""
     return LaunchError(
         "script-missing",
-        actual=f"no script on standard input (-): {reason}",
+        actual=f"no complete script on standard input (-): {reason}",
         needed="the complete script on rank 0's standard input",
-        do="redirect the launcher's standard input, as in `mpirun … python -m mpiddp - < train.py`, without launcher\n"
-        "options that keep it from rank 0; or name the script file",
+        do="redirect the launcher's standard input, as in `mpirun … python -m mpiddp - < train.py`, and remove\n"
+        "launcher options that disable it on rank 0; or name the script file",
     )

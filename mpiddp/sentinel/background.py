@@ -38,7 +38,8 @@ class BackgroundTasks:
     def write(self, path: str, content: str) -> None:
         """Write a file, or print why that fails; to a standard stream only the rank itself can write."""
         if (stream := parse_stream_path(path)) >= 0:
-            write_line(content if stream == STDERR else f"mpiddp: cannot write {path}: the rank that had it has ended")
+            write_line(content if stream == STDERR else f"mpiddp: cannot write {path}: the rank has exited, and its "
+                       "standard streams are closed")
             return
         late = f"mpiddp: cannot write {path}: no response within {TASK_TIMEOUT_S:g} s"
         self.run(partial(try_write_file, path, content), write_line, late)

@@ -333,10 +333,11 @@ class SentinelClient:
             self._window.release_signal()
             self._window = None
         if self._registration.member.rank == 0:
-            self._print("the rank continues unwatched; each rank that fails prints its own report, and mpiddp.where "
-                        "and --stall do not work any more")
+            self._print("the job continues, but mpiddp.where and --stall no longer work, and each rank that fails "
+                        "prints its own report")
             return
-        self._print("the rank continues unwatched: if it is killed, the cause is unknown; mpiddp.where cannot see it")
+        self._print("the rank continues without it: if the rank is killed, the cause stays unknown, and mpiddp.where "
+                    "does not show the rank")
         try:
             self._connect_to_coordinator(connection)
         except (EOFError, OSError) as error:

@@ -126,8 +126,8 @@ class LateRanks:
         if 0 in self._stages and (missing := [rank for rank in range(world_size) if rank not in hosts]):
             parts.append(f"{format_ranks(missing, hosts)} (not joined)")
         self._pause_s *= 2
-        return [events.PrintLine(f"mpiddp: {waited_s:.0f} s after the start the script waits for {'; '.join(parts)}"),
-                events.SetTimer("late", self._pause_s)]
+        line = f"mpiddp: the script has not started after {waited_s:.0f} s; waiting for {'; '.join(parts)}"
+        return [events.PrintLine(line), events.SetTimer("late", self._pause_s)]
 
 
 def format_ranks(ranks: list[int], hosts: Mapping[int, str]) -> str:

@@ -202,7 +202,7 @@ def wait_for_node(roll: Rendezvous, node: int, deadline: float, is_done: Callabl
 
     def remind(waited_s: float) -> None:
         if roll.rank == 0:
-            write_line(f"mpiddp: waiting {waited_s:.0f} s for {roll.name(node)} (staging)")
+            write_line(f"mpiddp: still waiting after {waited_s:.0f} s for {roll.name(node)} (staging)")
 
     poll_until(poll, deadline, lambda: LocalLaunchError(
         "startup-timeout",

@@ -215,7 +215,8 @@ def parse_command(command: Sequence[str], version: str, is_program: Callable[[st
     if not rest:
         raise CommandError(f"no program found after the launcher's options: {' '.join(command)}")
     if launcher.is_mpiexec and ":" in rest:
-        raise CommandError("':' between programs is not supported: all nodes run one program on equally many ranks")
+        raise CommandError("':' between programs is not supported: all nodes must run the same program with the same "
+                           "number of ranks")
     options, tasks = take_number(options, launcher, launcher.counts)
     options, tasks_per_node = take_number(options, launcher, launcher.per_node)
     return Command(launcher, tuple(command[:length]), tuple(options), rest, tasks, tasks_per_node, error_file,

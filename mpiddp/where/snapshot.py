@@ -15,7 +15,7 @@ class Activity(enum.Enum):
     GONE = "gone: its process has exited"
     STOPPED = "stopped by SIGSTOP or a debugger"
     KERNEL = "in uninterruptible sleep, usually I/O"
-    SILENT = "silent: no stack received, try again"
+    SILENT = "silent: no stack received; try again"
     ENDED = "at the end of the script"
     COLLECTIVE = "waiting"
     BUSY = "busy"

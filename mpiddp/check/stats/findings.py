@@ -102,7 +102,8 @@ def note_missing_peers(measured: Measurements) -> list[str]:
     if unique_ranks and len(kinds) > 1:
         lines.append(f"no other rank of the same kind to compare with: {join_names(unique_ranks)}; {USE_HISTORY}")
     if len(nodes.ranks) == 1:
-        return [*lines, f"only one node: its ranks are compared with each other, the node with no other; {USE_HISTORY}"]
+        return [*lines, ("only one node: its ranks are compared with each other, but there is no other node to compare "
+                         f"it with; {USE_HISTORY}")]
     if len(nodes.ranks) == 2 and measured.links:
         return [*lines, f"only two nodes: a link that is slow in both directions is not detected; {USE_HISTORY}"]
     node_kinds = Counter(nodes.kinds.values())
@@ -141,7 +142,7 @@ def note_gloo_allreduce(measured: Measurements, backend: str) -> list[str]:
     if backend != "gloo" or not fastest or expected is None or fastest > GOOD_ALLREDUCE * expected:
         return []
     rates = f"{format_value(fastest, 'B/s')}, the links {format_value(expected, 'B/s')}"
-    return [f"gloo's all-reduce reaches {rates}: no fault, because gloo adds on the CPU"]
+    return [f"gloo's all-reduce reaches {rates}; this is normal, because gloo sums on the CPU"]
 
 
 class AllReduceResult(NamedTuple):
