@@ -154,7 +154,7 @@ def test_standard_input_under_srun(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["-"], "standard input is empty on rank 0"),
+    (["-"], message("launch/stdin_empty")),
     (["package_of_data"], message("launch/no_main_module", path="package_of_data", kind="directory")),
     (["data.zip"], message("launch/no_main_module", path="data.zip", kind="zip file")),
     (["other.pyc"], "other.pyc: bad magic number in"),

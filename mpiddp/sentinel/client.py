@@ -336,7 +336,7 @@ class SentinelClient:
             self._print("the job continues, but mpiddp.where and --stall no longer work, and each rank that fails "
                         "prints its own report")
             return
-        self._print("the rank continues without it: if the rank is killed, the cause stays unknown, and mpiddp.where "
+        self._print("the rank continues without it; if the rank is killed, the cause stays unknown, and mpiddp.where "
                     "does not show the rank")
         try:
             self._connect_to_coordinator(connection)

@@ -75,7 +75,8 @@ def serve(listener):
                 waiting[one] = rank, value
                 if len(waiting) == size:
                     values = json.dumps([value for _, value in sorted(waiting.values())])
-                    for each in waiting:
+                    # rank 0 last: when it has its answer, its script may end, and this thread with it
+                    for each in sorted(waiting, key=lambda link: -waiting[link][0]):
                         with contextlib.suppress(OSError):  # it has left
                             each.sendall(f"{values}\n".encode())
                     waiting.clear()
