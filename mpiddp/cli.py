@@ -21,7 +21,7 @@ from .base.config import (
 from .base.errors import EXIT_USAGE
 from .base.stderr import print_answer, warn, write_line
 from .base.version import __version__
-from .options.help import Parser
+from .options.help import FOREIGN_OPTION_HINTS, Parser
 from .options.table import CONFIG_FIELDS, FLAGS, OPTIONS, find_unknown_variables, read_default, read_flag, split_command
 from .options.values import parse_path
 
@@ -178,7 +178,8 @@ def can_prefix_folded(prefix: str) -> bool:
 
 def build_parser(environ: Mapping[str, str]) -> Parser:
     """Return the parser of our own options, with the ``MPIDDP_…`` variables as defaults."""
-    parser = Parser(prog="mpiddp", usage=USAGE, description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
+    parser = Parser(FOREIGN_OPTION_HINTS, prog="mpiddp", usage=USAGE, description=DESCRIPTION, epilog=EPILOG,
+                    allow_abbrev=False)
     try:
         for name, details in OPTIONS.items():
             default = read_default(name, environ)

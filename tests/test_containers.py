@@ -112,6 +112,7 @@ def test_ranks_of_one_node_in_containers_of_their_own(
     assert logs == [f"rank-{rank:05d}.{hosts[min(rank, len(hosts) - 1)]}.log" for rank in range(2)]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("mpi", first_of([MPIS["openmpi4"], MPIS["mpich"], MPIS["openmpi5"], MPIS["impi"]]),
                          ids=lambda mpi: mpi.name)
 def test_a_laptop_that_calls_itself_localhost(mpi: Mpi) -> None:

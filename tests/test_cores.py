@@ -313,7 +313,6 @@ def found_by(mpi: Mpi, ranks: int, *options: str, env: dict[str, str] | None = N
     return sorted(map(json.loads, done.stdout.splitlines()), key=lambda one: int(one["rank"]))
 
 
-@pytest.mark.light
 @pytest.mark.mpi
 def test_open_mpis_binding_of_one_rank_is_widened() -> None:
     bound, = found_by(MPIS["openmpi4"], 1, "--bind", "launcher")

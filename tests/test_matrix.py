@@ -99,7 +99,6 @@ def test_arbitrary_placement(cluster: Cluster) -> None:
     assert places(done) == ["node2", "node1", "node2", "node3"]
 
 
-@pytest.mark.light
 @pytest.mark.parametrize("name", first_of(["localhost", "same"]))
 def test_nodes_with_one_hostname(cluster: Cluster, name: str) -> None:
     mpi = MPIS["openmpi4"]

@@ -228,6 +228,7 @@ def second_network(cluster: Cluster) -> Iterator[None]:
         ip(*inside, "link", "del", "fast0")
 
 
+@pytest.mark.torch
 @pytest.mark.usefixtures("second_network")
 def test_a_job_where_names_are_loopback_and_one_node_has_a_network_of_its_own(cluster: Cluster) -> None:
     """On the same nodes torchrun (torch 2.13, gloo) was not through after 60 s with --master-addr=node1.
@@ -307,6 +308,7 @@ def six_network(cluster: Cluster) -> Iterator[None]:
         yield
 
 
+@pytest.mark.torch
 @pytest.mark.usefixtures("six_network")
 def test_a_network_of_ipv6_alone(cluster: Cluster) -> None:
     done = srun(cluster, MPIS["openmpi4"], "-N3 -n3", "--interface", "six0", HELLO)

@@ -304,6 +304,11 @@ def test_a_rank_that_does_not_finish_is_named_once() -> None:
     assert both is not None
     assert both.first == AT_EXIT
     assert "rank 1" not in both.others
+    unknown = select_root_cause([LOST._replace(cause=f"{message('launch/exit_timeout', limit='3 s')}: unknown ranks")],
+                                ROOT_CAUSE_WAIT_S, FailureContext(HOSTS, finished=[2], activity=JobActivity(
+                                    {1: "train.py:40 load", 3: "train.py:41 load"}, {1, 3})))
+    assert unknown is not None
+    assert message("launch/waiting_rank", rank=1, host=HOSTS[1], place="train.py:40 load") in unknown.others
 
 
 C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"

@@ -22,6 +22,7 @@ ABORT_SIGNAL = "SIGABRT"  # from C's abort(), which NCCL's watchdog calls in a r
 STEP_DAEMON_KILLED = "slurmstepd, which manages the ranks of this node for Slurm, was killed"
 OUT_OF_MEMORY = "out of memory (OOM kill counted by its cgroup)"
 EXIT_TIMEOUT_WORDS = "other ranks did not finish within"  # in the error of a rank that has finished, at --exit-timeout
+UNKNOWN_RANKS = "unknown ranks"  # in its place, if the late ranks are unknown
 LOST_PEER_WORDS = (  # in errors of gloo, NCCL, torch's store and sockets if another rank has ended or is late
     "connection closed by peer", "connection reset by peer", "connection refused", "broken pipe", "connection was",
     "no route to host", "connection timed out", "timed out waiting", "application timeout caused pair closure",
@@ -238,7 +239,8 @@ def select_secondary(
     calls = {**activity.calls, **{report.rank: report.where for report in secondary}}
     if is_timeout(first.cause) and calls.keys() >= context.hosts.keys() and len(set(calls.values())) > 1:
         return RootCause(make_different_calls_report(first, calls))
-    unnamed = set(unreported) & set(context.silent) if is_exit_timeout else unreported
+    names_late = is_exit_timeout and UNKNOWN_RANKS not in first.cause
+    unnamed = set(unreported) & set(context.silent) if names_late else unreported
     return RootCause(first, join_parts(describe_secondary(others), *describe_unreported(unnamed, context)))
 
 

@@ -6,6 +6,7 @@ import argparse
 import functools
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from ..base.stderr import print_answer, write_line
@@ -35,10 +36,11 @@ class PlainParser(argparse.ArgumentParser):
 
 
 class Parser(PlainParser):
-    """An argument parser that raises an error of one line, with a hint."""
+    """An argument parser that raises an error of one line, with a hint: what to use instead of `foreign` options."""
 
-    def __init__(self, **details: Any) -> None:
+    def __init__(self, foreign: Mapping[Sequence[str], str] = {}, **details: Any) -> None:
         super().__init__(**details, formatter_class=HelpFormatter)
+        self._foreign = foreign
 
     def error(self, message: str) -> NoReturn:
         """Raise argparse.ArgumentTypeError."""
@@ -50,7 +52,7 @@ class Parser(PlainParser):
         from difflib import get_close_matches
 
         unknown = [word.partition("=")[0].replace("_", "-") for word in message.partition("arguments: ")[2].split()]
-        hints = [hint for options, hint in FOREIGN_OPTION_HINTS.items() if set(unknown) & set(options)]
+        hints = [hint for options, hint in self._foreign.items() if set(unknown) & set(options)]
         if hints:
             return f"; {'; '.join(hints)}"
         matches = [match for word in unknown for match in get_close_matches(word, self._option_string_actions, 1, 0.75)]

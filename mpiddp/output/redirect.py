@@ -99,9 +99,10 @@ class Output:
 
     def flush(self) -> None:
         """If output is folded, wait briefly until the terminal shows all output that the ranks have written."""
-        if self._relay is not None and self._is_folded and self._terminal is not None:
+        if self._is_folded and self._terminal is not None:
             flush_python()
-            self._relay.flush()
+            if (relay := self._relay) is not None:  # it may be replaced meanwhile
+                relay.flush()
 
     def print_unfolded(self, text: str) -> None:
         """Print a text after all earlier output; if output is folded, print it directly, not through the relay."""

@@ -18,6 +18,7 @@ from ..bootstrap.refusal import refuse_alone
 from ..discovery.runtime import hostname
 from ..discovery.script import has_rank_words
 from ..failure import exception
+from ..failure.root_cause import UNKNOWN_RANKS
 from ..output.redirect import make_flush_fail
 from . import script, signals
 from .exec import hook_exec, keep_connected
@@ -110,6 +111,7 @@ class RunningJob:
             self._incomplete = member.rendezvous.gather_true(is_lost)
         at_end()
         if any_nonzero and self.termination is not None:
+            member.comm.Barrier()  # at_end() may have printed something
             self.termination.flush_output()  # before MPI_Finalize: Open MPI kills the others when one exits like that
         member.destroy_group()
         if most_calls:
@@ -164,7 +166,7 @@ class RunningJob:
 
     def _name_missing(self) -> str:
         names = self.termination.describe_unfinished() if self.termination else ""
-        return names or "unknown ranks"
+        return names or UNKNOWN_RANKS
 
 
 def run_script(job: RunningJob, config: LaunchConfig) -> int:

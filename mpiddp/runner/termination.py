@@ -188,12 +188,12 @@ class Termination:
 
     def has_lost_log(self) -> bool:
         """Return whether the log has lost some of what was written so far, as far as is known."""
-        flush()
+        self._flush_error = flush() or self._flush_error
         return self._output.query_log_loss(LOSS_QUERY_TIMEOUT_S) >= 0
 
     def exits_nonzero(self) -> bool:
         """Return whether this rank, which ends in order, will exit with another status than 0, as far as is known."""
-        return self._output.exit_status(self.status) != 0
+        return bool(self._flush_error) or self._output.exit_status(self.status) != 0
 
     def flush_output(self) -> None:
         """Wait, not for long, until the terminal shows what all ranks have written, if that is folded."""

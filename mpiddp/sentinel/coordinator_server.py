@@ -224,8 +224,8 @@ class CoordinatorServer:
         is_ignored = self._is_interrupted and self._coordinator.state is State.RUNNING
         if is_ignored and snapshot.table and not self._loop.has_timer("sigquit"):
             self._loop.set_timer("sigquit", SIGQUIT_SPREAD_S, lambda: None)
-            write_line("mpiddp: SIGINT received, but all ranks are blocked in native code; press Ctrl-C again to end "
-                       f"the job\n{snapshot.table}")
+            write_line("mpiddp: SIGINT received, but no rank has reacted (in native code they cannot); press Ctrl-C "
+                       f"again to end the job\n{snapshot.table}")
 
     def _check_for_stall(self) -> None:
         self._request_snapshot(Requester.STALL_CHECK)

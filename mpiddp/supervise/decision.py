@@ -149,7 +149,8 @@ def decide_requeue(why: str, without: tuple[str, ...], attempts: Sequence[Attemp
     """Requeue the job, or end it if it was requeued often enough and has made no progress."""
     if any(has_got_further(attempt) for attempt in attempts) or limits.requeues < max(1, limits.restarts):
         return Decision(Action.REQUEUE, why, without=without)
-    why += f"; already requeued {limits.requeues} times, and no progress in this allocation"
+    times = f"{limits.requeues} time{'s' * (limits.requeues != 1)}"
+    why += f"; already requeued {times}, and no progress in this allocation"
     return Decision(Action.STOP, why, without=without)
 
 
@@ -228,7 +229,8 @@ def describe_same_failure(before: Attempt, last: Attempt) -> str:
     if last.has_progressed is not None:
         return "" if last.has_progressed else "without a new checkpoint"
     if before.steps and last.steps is not None:
-        return f"after {last.steps:,} steps {NAME_CHECKPOINTS}" if last.steps in (0, before.steps) else ""
+        steps = f"{last.steps:,} step{'s' * (last.steps != 1)}"
+        return f"after {steps} {NAME_CHECKPOINTS}" if last.steps in (0, before.steps) else ""
     longer_s = max(before.seconds, last.seconds)
     if before.host != last.host and last.kind in EXTERNAL_KINDS and longer_s > LONG_ATTEMPT_S:
         return ""
