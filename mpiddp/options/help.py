@@ -6,7 +6,7 @@ import argparse
 import functools
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ..base.stderr import print_answer, write_line
@@ -38,7 +38,7 @@ class PlainParser(argparse.ArgumentParser):
 class Parser(PlainParser):
     """An argument parser that raises an error of one line, with a hint: what to use instead of `foreign` options."""
 
-    def __init__(self, foreign: Mapping[Sequence[str], str] = {}, **details: Any) -> None:
+    def __init__(self, foreign: Mapping[tuple[str, ...], str] = {}, **details: Any) -> None:
         super().__init__(**details, formatter_class=HelpFormatter)
         self._foreign = foreign
 
