@@ -13,6 +13,7 @@ from mpiddp.base.text import format_ranges
 from mpiddp.failure import stack
 from mpiddp.failure.stack import Frame, FrameKind
 from mpiddp.ipc.codec import Codec, encode
+from mpiddp.where import __main__ as where_command
 from mpiddp.where.dumper import format_calls
 from mpiddp.where.outliers import build_snapshot, find_free_ranks
 from mpiddp.where.protocol import Progress, Sample, SnapshotReply
@@ -383,3 +384,10 @@ def read(line: bytes) -> Sample:
 
 def test_ranges() -> None:
     assert format_ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+
+
+@pytest.mark.parametrize(("option", "hint"), [("--jsn", "did you mean --json?"), ("--watch=0", "--watch 0: ")])
+def test_wrong_usage_is_one_line_with_a_hint(option: str, hint: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert where_command.main([option]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("mpiddp.where: ") and hint in line

@@ -25,22 +25,21 @@ FOREIGN_OPTION_HINTS = {
 }
 
 
-class PlainParser(argparse.ArgumentParser):
-    """An argument parser that prints its help by print_answer()."""
+class Parser(argparse.ArgumentParser):
+    """An argument parser that prints its help by print_answer(), and raises an error of one line, with a hint.
+
+    `foreign` holds what to use instead of options that other launchers have.
+    """
+
+    def __init__(self, foreign: Mapping[tuple[str, ...], str] = {}, **details: Any) -> None:
+        super().__init__(**details, formatter_class=HelpFormatter)
+        self._foreign = foreign
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is not None and file is not sys.stdout:
             write_line(message)
         elif status := print_answer(message):
             sys.exit(status)
-
-
-class Parser(PlainParser):
-    """An argument parser that raises an error of one line, with a hint: what to use instead of `foreign` options."""
-
-    def __init__(self, foreign: Mapping[tuple[str, ...], str] = {}, **details: Any) -> None:
-        super().__init__(**details, formatter_class=HelpFormatter)
-        self._foreign = foreign
 
     def error(self, message: str) -> NoReturn:
         """Raise argparse.ArgumentTypeError."""

@@ -6,21 +6,27 @@ import argparse
 import sys
 import time
 
+from ..base.errors import EXIT_USAGE
 from ..base.files import open_for_writing
 from ..base.stderr import print_answer, write_line
 from ..base.version import __version__
-from ..options.help import PlainParser
+from ..options.help import Parser
 from .client import InspectOptions, UnansweredError, find_endpoint, request_snapshot
 from .registry import JobEndpoint
 from .rendering import as_json, draw_svg, format_table, format_threads, has_lock_wait
 from .snapshot import Snapshot
 
+DESCRIPTION = "Show where the ranks of a running job are, and which of them are outliers.\nThe job continues."
 LOCK_HINT = "  waiting for a lock that another thread holds? --threads shows all threads (needs py-spy)"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print where a job's ranks are; return the exit status."""
-    options = parse_arguments(arguments)
+    try:
+        options = parse_arguments(arguments)
+    except argparse.ArgumentTypeError as error:
+        write_line(str(error))
+        return EXIT_USAGE
     try:
         endpoint = find_endpoint(options.job)
         while True:
@@ -36,9 +42,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the command line's options."""
-    parser = PlainParser("python -m mpiddp.where", description=(
-        "Show where the ranks of a running job are, and which of them are outliers. The job continues."))
+    """Return the command line's options; raise argparse.ArgumentTypeError with the line for the user."""
+    parser = Parser(prog="mpiddp.where", usage="python -m mpiddp.where [options] [JOB]", description=DESCRIPTION,
+                    allow_abbrev=False)
     parser.add_argument("job", nargs="?", default="", metavar="JOB",
                         help="job number of the batch system (under Slurm, optionally with the step: 48211.0), or "
                         "the beginning of mpiddp's own name for the job; default: the only running job")
