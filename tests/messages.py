@@ -6,10 +6,14 @@ A test names a message and its fields, so that the wording stands, and changes, 
 from __future__ import annotations
 
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
-import tomllib
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest needs it, too
 
 FOLDER = Path(__file__).with_name("golden")
 FIELD = re.compile(r"\{(\w+)\}")

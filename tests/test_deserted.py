@@ -40,14 +40,16 @@ def test_ranks_that_wait_for_one_at_its_end() -> None:
     report = find_deadlock([over(0), at(1), at(2)])
     assert report is not None
     assert report._replace(cause="", where="") == Report(NOBODY, "", ReportKind.UNREACHABLE, "", 1)
-    assert re.match("ranks 1-2 .* in all_reduce for rank 0 on n0,", report.cause)
+    assert report.cause == message("launch/finished_rank", ranks="ranks 1-2 wait", call="all_reduce",
+                                   finished="rank 0 on n0", have="has")
     assert report.where
 
 
 def test_a_rank_that_waits_for_several_at_their_end() -> None:
     report = find_deadlock([over(0), at(1), over(2)])
     assert report is not None
-    assert re.match("rank 1 on n0 .* in all_reduce for ranks 0,2,", report.cause)
+    assert report.cause == message("launch/finished_rank", ranks="rank 1 on n0 waits", call="all_reduce",
+                                   finished="ranks 0,2", have="have")
 
 
 @pytest.mark.parametrize("ranks", [
@@ -117,7 +119,8 @@ def test_a_rank_that_waits_for_one_that_has_left_is_named(quick: Mpi, tmp_path: 
     done = mpiexec(quick, 2, "--exit-timeout=30", path)
     assert done.returncode == 1
     (awaited,) = find("launch/finished_rank_awaited", done.stderr, limit="30 s")
-    assert re.match(r"rank 1 on \S+ .* in all_reduce for rank 0 on \S+,", awaited["cause"])
+    (fields,) = find("launch/finished_rank", awaited["cause"], call="all_reduce", have="has")
+    assert re.fullmatch(r"rank 1 on \S+ waits", fields["ranks"]) and re.fullmatch(r"rank 0 on \S+", fields["finished"])
     timeout = message("launch/exit_timeout", limit="30 s")
     assert f"mpiddp: failed: {awaited['cause']}; {timeout}\n  where    {path}:5 <module>\n" in done.stderr
 

@@ -48,7 +48,7 @@ def run(mpi: Mpi, ranks: int, kind: str, *arguments: object, options: Sequence[o
         ) -> Done:
     environ = processes.marked(single_node_environ(mpi))
     done = mpiexec(mpi, ranks, "--quiet", "--show", "fold", *options, FOLDED, kind, *arguments, timeout=timeout,
-                   env={**environ, "OMP_NUM_THREADS": "1", "JOB": "folding"})
+                   env={**environ, "OMP_NUM_THREADS": "1"})
     assert not processes.leftovers(environ)
     return done
 

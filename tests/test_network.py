@@ -246,7 +246,8 @@ def test_the_interface_that_the_user_names(cluster: Cluster) -> None:
     done = srun(cluster, MPIS["openmpi4"], "-N3 -n3", "--interface", "ib7", HELLO)
     assert done.returncode == 3
     assert done.stderr.count("mpiddp: cannot start: no-network") == 1
-    assert find("launch/network_missing", done.stderr, options="--interface=ib7", host="node1")
+    assert find("launch/network_missing", done.stderr, options="--interface=ib7", host="node1",
+                interfaces="eth0 10.77.0.11")
 
 
 DATA = "mpiddpdata"

@@ -74,7 +74,7 @@ class Rendezvous:
         self.job_ranks: Sequence[int] = ()
         self._began_s = began_s
         self._deadline = began_s + timeout_s
-        self._end: tuple[MPI.Request, array.array[int], array.array[int]] | None = None
+        self._reductions: dict[str, tuple[MPI.Request, array.array[int], array.array[int]]] = {}  # by step of the end
 
     @property
     def remaining_s(self) -> float:
@@ -120,10 +120,10 @@ class Rendezvous:
             timer.join()  # no thread is left when the script runs
 
     def await_end(
-        self, own: Sequence[int], timeout_s: float | None, name_missing: Callable[[], str],
+        self, step: str, own: Sequence[int], timeout_s: float | None, name_missing: Callable[[], str],
         remind: Callable[[float], None],
     ) -> Sequence[int]:
-        """Return the element-wise maximum of the ranks' `own` when all ranks have called this.
+        """Return the element-wise maximum of the ranks' `own` when all ranks have called this for a step of the end.
 
         Raises EndTimeoutError after `timeout_s`, with the names of missing ranks. `remind` gets the seconds waited,
         first after a minute. If a signal's handler raises meanwhile, call this again.
@@ -132,10 +132,10 @@ class Rendezvous:
 
         from mpi4py import MPI
 
-        if self._end is None:
+        if step not in self._reductions:
             mine, largest = array.array("i", own), array.array("i", [0] * len(own))  # MPI writes to these
-            self._end = self.comm.Iallreduce(mine, largest, MPI.MAX), mine, largest
-        reduction, _, largest = self._end
+            self._reductions[step] = self.comm.Iallreduce(mine, largest, MPI.MAX), mine, largest
+        reduction, _, largest = self._reductions[step]
         poll_until(
             lambda: reduction.Test() or None,
             math.inf if timeout_s is None else time.monotonic() + timeout_s,

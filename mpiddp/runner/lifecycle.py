@@ -106,12 +106,12 @@ class RunningJob:
         is_lost = self.termination is not None and self.termination.has_lost_log()
         is_nonzero = self.termination is not None and self.termination.exits_nonzero()
         most_calls, any_lost, any_frees_port, any_nonzero = self._await_all(
-            [is_lost, frees_port, is_nonzero], exit_timeout_s)
+            "script", [is_lost, frees_port, is_nonzero], exit_timeout_s)
         if any_lost:
             self._incomplete = member.rendezvous.gather_true(is_lost)
         at_end()
         if any_nonzero and self.termination is not None:
-            member.comm.Barrier()  # at_end() may have printed something
+            self._await_all("output", [], exit_timeout_s)  # at_end() may have printed something
             self.termination.flush_output()  # before MPI_Finalize: Open MPI kills the others when one exits like that
         member.destroy_group()
         if most_calls:
@@ -143,8 +143,8 @@ class RunningJob:
         if self._stop is not None:
             self._stop.release()
 
-    def _await_all(self, own: Sequence[int], timeout_s: float | None) -> Sequence[int]:
-        """Wait for all ranks, even if a signal's handler calls exit(0).
+    def _await_all(self, step: str, own: Sequence[int], timeout_s: float | None) -> Sequence[int]:
+        """Wait until all ranks have come to a step of their end, even if a signal's handler calls exit(0).
 
         Returns the most calls of should_stop() that a rank made, and the largest of each of the ranks' `own`.
         """
@@ -152,7 +152,7 @@ class RunningJob:
         rendezvous = self.membership.rendezvous
         while True:
             try:
-                return rendezvous.await_end([calls, *own], timeout_s, self._name_missing, self._remind)
+                return rendezvous.await_end(step, [calls, *own], timeout_s, self._name_missing, self._remind)
             except SystemExit as error:
                 if exception.find_script_status(error):
                     raise

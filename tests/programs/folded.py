@@ -82,7 +82,7 @@ elif KIND == "kills":
     time.sleep(2.5)  # for what all say
     for one in psutil.process_iter(["cmdline"]):
         environ = one.environ() if one.info["cmdline"] and "output of rank 0 " in one.info["cmdline"][0] else {}
-        if RANK == 1 and environ.get("JOB") == os.environ["JOB"]:
+        if RANK == 1 and environ.get("TESTS_JOB") == os.environ["TESTS_JOB"]:
             one.kill()
             Path(REST[0]).touch()
     while not Path(REST[0]).exists():
