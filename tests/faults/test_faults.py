@@ -1,4 +1,4 @@
-"""The fault matrix; a part of it has every way to end under one launcher or another, the common ones under all."""
+"""A part of the fault matrix: each way to end under one launcher or another; with --all, each pair of its values."""
 
 from __future__ import annotations
 
@@ -20,9 +20,13 @@ CELLS = [
     (HYDRA, "native-exit", "loop", 0), (OMPI5, "SIGTERM", "loop", -1),
     (HYDRA, "SIGUSR1", "before", -1), (HYDRA, "SIGFPE", "end", -1), (HYDRA, "SIGHUP", "loop", 0),
 ]
+RANKS = 0, -1
+PAIRS = [  # each value of a dimension meets each of another: 95 of 760 cells, which `python -m tests.faults` runs
+    (launcher, kind, MOMENTS[(row + column) % len(MOMENTS)], RANKS[(row // len(MOMENTS) + column) % len(RANKS)])
+    for row, kind in enumerate(STATUSES) for column, launcher in enumerate(LAUNCHERS)
+]
 MATRIX = [
-    *((launcher, kind, moment, rank) for kind, moment, rank, launcher in itertools.product(
-        STATUSES, MOMENTS, (0, -1), LAUNCHERS)),
+    *PAIRS,
     *((launcher, kind, "loop", -1) for kind, launcher in itertools.product(("raise", "SIGKILL", "SIGSTOP"), WHOLE)),
 ]
 
@@ -47,6 +51,13 @@ def test_an_end(launcher: Launcher, kind: str, moment: str, rank: int, request: 
 def test_every_way_to_end_is_among_them() -> None:
     """But for signals that are like others."""
     assert set(STATUSES) - {kind for _, kind, _, _ in CELLS} == {"SIGABRT", "SIGBUS", "SIGUSR2"}
+
+
+def test_each_value_meets_each_of_another_dimension() -> None:
+    dimensions = LAUNCHERS, STATUSES, MOMENTS, RANKS
+    for first, second in itertools.combinations(range(len(dimensions)), 2):
+        met = {(cell[first], cell[second]) for cell in PAIRS}
+        assert met == set(itertools.product(dimensions[first], dimensions[second]))
 
 
 @pytest.mark.mpi
