@@ -20,7 +20,7 @@ import pytest
 
 from mpiddp.base.files import user_folder
 from mpiddp.base.version import __version__
-from mpiddp.ipc.codec import encode
+from mpiddp.ipc.channel import encode
 from mpiddp.ipc.listener import NONCE_BYTES, ServerHandshake
 from mpiddp.where import client, registry
 from mpiddp.where.protocol import ASK_SIGNAL, SnapshotReply

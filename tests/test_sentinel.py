@@ -27,8 +27,7 @@ from mpiddp.failure.rank import RankIdentity
 from mpiddp.failure.root_cause import RootCause
 from mpiddp.ipc import connector
 from mpiddp.ipc import listener as entrance
-from mpiddp.ipc.channel import listen
-from mpiddp.ipc.codec import Text, Unreadable, encode
+from mpiddp.ipc.channel import Text, Unreadable, encode, listen
 from mpiddp.ipc.event_loop import EventLoop
 from mpiddp.ipc.listener import NONCE_BYTES, PROOF_BYTES, ClientHandshake, authenticate, connect
 from mpiddp.sentinel import connections, process, watcher

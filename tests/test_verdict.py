@@ -24,8 +24,7 @@ from mpiddp.failure.root_cause import (
     select_root_cause,
     truncate_report,
 )
-from mpiddp.ipc.channel import MAX_LINE_BYTES
-from mpiddp.ipc.codec import encode
+from mpiddp.ipc.channel import MAX_LINE_BYTES, encode
 from mpiddp.sentinel.protocol import Failed
 from tests.messages import message
 

@@ -12,7 +12,7 @@ import pytest
 from mpiddp.base.text import format_ranges
 from mpiddp.failure import stack
 from mpiddp.failure.stack import Frame, FrameKind
-from mpiddp.ipc.codec import Codec, encode
+from mpiddp.ipc.channel import Codec, encode
 from mpiddp.where import __main__ as where_command
 from mpiddp.where.dumper import format_calls
 from mpiddp.where.outliers import build_snapshot, find_free_ranks

@@ -20,8 +20,7 @@ from ..base.stderr import write_all
 from ..discovery import launchers, runtime, schedulers
 from ..failure.rank import RankIdentity
 from ..failure.root_cause import Report, ReportKind, RootCause, truncate_report
-from ..ipc.channel import Channel
-from ..ipc.codec import Codec, Text, Unreadable
+from ..ipc.channel import Channel, Codec, Text, Unreadable
 from ..ipc.helper_process import (
     END_SIGNAL,
     HelperProcess,

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..ipc.channel import Channel
-from ..ipc.codec import Codec
+from ..ipc.channel import Channel, Codec
 from ..ipc.connector import CONNECT_TIMEOUT_S, Connector
 from ..ipc.event_loop import EventLoop
 from ..ipc.listener import enable_keepalive

@@ -22,7 +22,7 @@ from ..failure.root_cause import (
     select_root_cause,
     truncate_report,
 )
-from ..ipc.codec import Text, Unreadable
+from ..ipc.channel import Text, Unreadable
 from ..where.protocol import Sample, SnapshotRequest, ThreadsReply
 from . import events, protocol
 from .events import CoordinatorCommand

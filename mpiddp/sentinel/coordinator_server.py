@@ -21,8 +21,7 @@ from ..base.version import __version__
 from ..failure.rank import RankIdentity
 from ..failure.report import format_error_file, print_failure
 from ..failure.root_cause import Report, ReportKind, truncate_report
-from ..ipc.channel import Channel, listen
-from ..ipc.codec import Codec, Text, Unreadable
+from ..ipc.channel import Channel, Codec, Text, Unreadable, listen
 from ..ipc.event_loop import EventLoop
 from ..ipc.listener import AuthListener, enable_keepalive
 from ..where import progress

@@ -18,7 +18,7 @@ from types import FrameType
 
 from ..base.termination import flush_files
 from ..base.text import CUT_STACK
-from ..ipc.codec import encode
+from ..ipc.channel import encode
 from ..ipc.helper_process import THREAD_BLOCKED_SIGNALS, file_identity
 from .protocol import ASK_SIGNAL, FLUSH, TRACER, TRACER_END, WHERE, Progress, StackSample
 

@@ -12,7 +12,7 @@ from functools import partial
 from ..base.text import truncate_middle
 from ..failure import stack
 from ..failure.root_cause import MAX_STACK_CHARS
-from ..ipc.codec import Codec, Text, Unreadable
+from ..ipc.channel import Codec, Text, Unreadable
 from ..ipc.event_loop import EventLoop
 from .process_sample import (
     ProcSample,
