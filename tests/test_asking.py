@@ -20,8 +20,8 @@ import pytest
 
 from mpiddp.base.files import user_folder
 from mpiddp.base.version import __version__
+from mpiddp.ipc.authentication import NONCE_BYTES, ServerHandshake
 from mpiddp.ipc.channel import encode
-from mpiddp.ipc.listener import NONCE_BYTES, ServerHandshake
 from mpiddp.where import client, registry
 from mpiddp.where.protocol import ASK_SIGNAL, SnapshotReply
 from mpiddp.where.py_spy import INSTALL_HINT

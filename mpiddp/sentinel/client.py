@@ -349,7 +349,7 @@ class SentinelClient:
         if connection >= 0:
             sock = socket.socket(fileno=connection)
         elif port:
-            from ..ipc.listener import connect
+            from ..ipc.authentication import connect
 
             sock = connect((address, port), token, CONNECT_TIMEOUT_S, CONNECT_TIMEOUT_S)
         else:

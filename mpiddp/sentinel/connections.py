@@ -10,10 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..ipc.authentication import CONNECT_TIMEOUT_S, Connector, enable_keepalive
 from ..ipc.channel import Channel, Codec
-from ..ipc.connector import CONNECT_TIMEOUT_S, Connector
 from ..ipc.event_loop import EventLoop
-from ..ipc.listener import enable_keepalive
 from ..where.protocol import SnapshotRequest
 from . import events, protocol
 from .background import BackgroundTasks

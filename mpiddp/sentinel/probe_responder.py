@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
+from ..ipc.authentication import ACCEPTS_PER_EVENT
 from ..ipc.channel import listen
 from ..ipc.event_loop import EventLoop
-from ..ipc.listener import ACCEPTS_PER_EVENT
 
 
 class ProbeResponder:

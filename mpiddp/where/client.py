@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeVar
 from ..base.text import join_names
 from ..base.version import __version__
 from ..discovery.schedulers import name_job, run_command
+from ..ipc.authentication import connect
 from ..ipc.channel import Channel, Codec
-from ..ipc.listener import connect
 from .protocol import (
     AskerToCoordinator,
     CoordinatorToAsker,
