@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.failure.rank import LogPlan
+from mpiddp.base.ranks import LogPlan
 from mpiddp.ipc.channel import Channel, Codec, listen
 from mpiddp.output import forwarder
 from mpiddp.output.aggregator import Aggregator

@@ -22,8 +22,8 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from mpiddp.base.ranks import RankIdentity
 from mpiddp.base.stderr import write_line
-from mpiddp.failure.rank import RankIdentity
 from mpiddp.failure.root_cause import RootCause
 from mpiddp.ipc import authentication
 from mpiddp.ipc.authentication import NONCE_BYTES, PROOF_BYTES, ClientHandshake, authenticate, connect

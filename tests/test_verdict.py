@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from mpiddp.base.ranks import LogPlan, RankIdentity
 from mpiddp.failure.postmortem import describe_signal
-from mpiddp.failure.rank import LogPlan, RankIdentity
 from mpiddp.failure.report import format_failure, make_error_record
 from mpiddp.failure.root_cause import (
     NOBODY,

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..base.config import BLOCKED_EXIT_TIMEOUT_S, LaunchConfig
+from ..base.ranks import RankIdentity
 from ..base.stderr import write_all
 from ..discovery import launchers, runtime, schedulers
-from ..failure.rank import RankIdentity
 from ..failure.root_cause import Report, ReportKind, RootCause, truncate_report
 from ..ipc.channel import Channel, Codec, Text, Unreadable
 from ..ipc.helper_process import (

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from ..base.config import RESTART_VARIABLE, RUNNING_SUFFIX
 from ..base.errors import EXIT_STALLED, assert_never
 from ..base.files import open_for_writing
+from ..base.ranks import RankIdentity
 from ..base.stderr import write_line
 from ..base.version import __version__
-from ..failure.rank import RankIdentity
 from ..failure.report import format_error_file, print_failure
 from ..failure.root_cause import Report, ReportKind, truncate_report
 from ..ipc.authentication import AuthListener, enable_keepalive

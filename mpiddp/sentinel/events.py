@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..failure.rank import RankIdentity
+from ..base.ranks import RankIdentity
 from ..failure.root_cause import JobActivity, Report, RootCause
 from ..ipc.channel import Text, Unreadable
 from ..output.protocol import RelaySocket

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
-from mpiddp.failure.rank import RankIdentity
+from mpiddp.base.ranks import RankIdentity
 from mpiddp.failure.root_cause import NOBODY, JobActivity, Report, ReportKind, RootCause
 from mpiddp.ipc.channel import Text, Unreadable
 from mpiddp.sentinel import events, protocol
