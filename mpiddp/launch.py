@@ -49,9 +49,8 @@ from .failure import exception
 from .output.redirect import Output, choose_output_target, enable_line_buffering, is_relayed
 from .runner import script, signals
 from .runner.exec import check_started_once
-from .runner.lifecycle import RunningJob, leave_job, run_script
+from .runner.lifecycle import RunningJob, leave_job, prepare_stop, run_script
 from .runner.termination import Termination
-from .runner.walltime import prepare_stop
 from .sentinel.client import fork_sentinel
 
 if TYPE_CHECKING:

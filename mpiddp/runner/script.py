@@ -1,7 +1,7 @@
 """Run the user's script in this process as `python script.py`, `python -m module` or `python -c code` would.
 
-A script may also be a folder or a zip file with a `__main__`, bytecode, or `-` for standard input. Another program, such
-as a profiler, may run us in the place of Python itself, and continue afterwards.
+A script may also be a folder or a zip file with a `__main__`, bytecode, or `-` for standard input. Instead of Python
+itself another program may run this package and continue afterwards, such as a profiler.
 """
 
 from __future__ import annotations
