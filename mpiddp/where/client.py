@@ -27,8 +27,7 @@ from .protocol import (
     ThreadsRequest,
 )
 from .registry import JobEndpoint, endpoint_path, read_endpoints, remove_file
-from .rendering import from_json
-from .snapshot import Snapshot
+from .snapshot import Snapshot, from_json
 
 CoordinatorChannel = Channel[AskerToCoordinator, CoordinatorToAsker]
 CODEC: Codec[CoordinatorToAsker] = Codec(CoordinatorToAsker)
