@@ -24,8 +24,8 @@ from mpiddp.ipc.authentication import NONCE_BYTES, ServerHandshake
 from mpiddp.ipc.channel import encode
 from mpiddp.where import client, registry
 from mpiddp.where.protocol import ASK_SIGNAL, SnapshotReply
-from mpiddp.where.py_spy import INSTALL_HINT
 from mpiddp.where.registry import JobEndpoint, read_endpoints
+from mpiddp.where.sampler import INSTALL_HINT
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN, ip, namespace
