@@ -21,9 +21,8 @@ from .base.config import (
 from .base.errors import EXIT_USAGE
 from .base.stderr import print_answer, warn, write_line
 from .base.version import __version__
-from .options.help import FOREIGN_OPTION_HINTS, Parser
+from .options.parser import FOREIGN_OPTION_HINTS, Parser, parse_path
 from .options.table import CONFIG_FIELDS, FLAGS, OPTIONS, find_unknown_variables, read_default, read_flag, split_command
-from .options.values import parse_path
 
 USAGE = """\
 mpirun python -m mpiddp [options] script.py [arguments]

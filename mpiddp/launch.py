@@ -47,11 +47,10 @@ from .discovery.host import collect_host_facts
 from .discovery.mpi import identify_library, needs_exit_functions
 from .failure import exception
 from .output.redirect import Output, choose_output_target, enable_line_buffering, is_relayed
-from .runner import embedding, script, signals
+from .runner import script, signals
 from .runner.exec import check_started_once
-from .runner.lifecycle import RunningJob, leave_job, run_script
+from .runner.lifecycle import RunningJob, leave_job, prepare_stop, run_script
 from .runner.termination import Termination
-from .runner.walltime import prepare_stop
 from .sentinel.client import fork_sentinel
 
 if TYPE_CHECKING:
@@ -73,9 +72,9 @@ def launch(config: LaunchConfig, program: Program = run_script) -> int:
     Python's own exit.
     """
     frame = sys._getframe()
-    if embedding.is_run_by_python(frame):
+    if script.is_run_by_python(frame):
         return start_and_run(config, program)
-    keeper = embedding.ExitStatusKeeper(frame)
+    keeper = script.ExitStatusKeeper(frame)
     keeper.status = start_and_run(config._replace(python_exit=True), program)
     return keeper.status
 

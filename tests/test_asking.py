@@ -20,12 +20,12 @@ import pytest
 
 from mpiddp.base.files import user_folder
 from mpiddp.base.version import __version__
-from mpiddp.ipc.codec import encode
-from mpiddp.ipc.listener import NONCE_BYTES, ServerHandshake
+from mpiddp.ipc.authentication import NONCE_BYTES, ServerHandshake
+from mpiddp.ipc.channel import encode
 from mpiddp.where import client, registry
 from mpiddp.where.protocol import ASK_SIGNAL, SnapshotReply
-from mpiddp.where.py_spy import INSTALL_HINT
 from mpiddp.where.registry import JobEndpoint, read_endpoints
+from mpiddp.where.sampler import INSTALL_HINT
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN, ip, namespace

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.failure.rank import LogPlan
-from mpiddp.ipc.channel import Channel, listen
-from mpiddp.ipc.codec import Codec
+from mpiddp.base.ranks import LogPlan
+from mpiddp.ipc.channel import Channel, Codec, listen
 from mpiddp.output import forwarder
 from mpiddp.output.aggregator import Aggregator
 from mpiddp.output.forwarder import forward_output

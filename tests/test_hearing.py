@@ -25,8 +25,7 @@ from mpiddp.sentinel.process import Sentinel
 from mpiddp.where import dumper, sampler
 from mpiddp.where.process_sample import ProcSample
 from mpiddp.where.protocol import ASK_SIGNAL, TRACER, TRACER_END, InspectFds, SampleRequest
-from mpiddp.where.py_spy import INSTALL_HINT
-from mpiddp.where.sampler import MIN_AGE_S, StackCollector, extract_error
+from mpiddp.where.sampler import INSTALL_HINT, MIN_AGE_S, StackCollector, extract_error
 from tests.messages import message
 from tests.support import PROGRAMS, ROOT, VENVS
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mpiddp.failure.rank import LogPlan
+from mpiddp.base.ranks import LogPlan
 from mpiddp.output.index import (
     INDEX_NAME,
     RECORD_BYTES,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.base.files import open_for_writing
-from mpiddp.failure.rank import LogPlan
+from mpiddp.base.ranks import LogPlan
 from mpiddp.output.log import RankLog
 from mpiddp.output.streams import FdWriter
 from tests import processes

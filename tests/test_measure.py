@@ -19,7 +19,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mpiddp.check.bench import kernels, machine, network, rank, storage
+from mpiddp.check.bench import machine, network, rank, storage
 from mpiddp.check.bench.timeouts import run_with_timeout
 from mpiddp.check.controller import part_s
 from mpiddp.check.stats.schema import RANK_METRICS
@@ -80,7 +80,7 @@ def test_a_short_time_is_kept_and_what_does_not_fit_left_out() -> None:
 @pytest.mark.alone
 def test_two_measurements_agree() -> None:
     """The best of one series and of another, on a machine that has other work, too."""
-    for one in (kernels.measure_matmul, lambda _, budget_s: kernels.measure_host_memory(budget_s)):
+    for one in (rank.measure_matmul, lambda _, budget_s: rank.measure_host_memory(budget_s)):
         values = [one(CPU, 0.3) or 0.0 for _ in range(12)]
         assert max(values[::2]) / max(values[1::2]) == pytest.approx(1, abs=0.2)
 
@@ -91,7 +91,7 @@ def test_a_product_is_what_plain_torch_computes() -> None:
     one, other = torch.randn(rows, rows), torch.randn(rows, rows)
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
-    ours = kernels.measure_matmul(CPU, 1.0)
+    ours = rank.measure_matmul(CPU, 1.0)
     assert torch.equal(torch.random.get_rng_state(), before)
     end = time.perf_counter() + 1.0
     while time.perf_counter() < end:
@@ -380,18 +380,18 @@ def test_one_rate_is_that_of_the_best_window(monkeypatch: pytest.MonkeyPatch) ->
     def work() -> None:
         now[0] += next(pauses)
 
-    monkeypatch.setattr(kernels, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    assert kernels.best_rate(work, CPU, 0.6, 0.02) == pytest.approx(500)  # 200 of all
+    monkeypatch.setattr(rank, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert rank.best_rate(work, CPU, 0.6, 0.02) == pytest.approx(500)  # 200 of all
     assert 0.5 < now[0] < 0.7
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(("hangs", "words"), [
     ("", message("check/device_broken", device="imagined:0", error="")),
-    ("rank.DEVICE_START_TIMEOUT_S = 0.3; rank.kernels.start_device = lambda _: time.sleep(600)\n",
+    ("rank.DEVICE_START_TIMEOUT_S = 0.3; rank.start_device = lambda _: time.sleep(600)\n",
      message("check/no_response", what="imagined:0", seconds=0.3)),
-    (("rank.DEVICE_TIMEOUT_S = 0.3; rank.kernels.start_device = str\n"
-     "rank.kernels.free_memory = lambda _: time.sleep(600)\n"),
+    (("rank.DEVICE_TIMEOUT_S = 0.3; rank.start_device = str\n"
+     "rank.free_memory = lambda _: time.sleep(600)\n"),
      message("check/no_response", what="imagined:0", seconds=0.3)),
 ])
 def test_a_device_that_does_not_compute_or_answer_is_told(hangs: str, words: str) -> None:

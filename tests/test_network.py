@@ -21,7 +21,7 @@ from mpiddp.bootstrap.probe import CONNECT_TIMEOUT_S, OTHER_ADDRESS_TIMEOUT_S, A
 from mpiddp.discovery.host import Interface
 from mpiddp.ipc.event_loop import EventLoop
 from mpiddp.planning.network import ProbeResult
-from mpiddp.sentinel.probe_responder import ProbeResponder
+from mpiddp.sentinel.connections import ProbeResponder
 from tests.cluster import Cluster
 from tests.cluster.cluster import NODES, ip, namespace
 from tests.messages import find, message

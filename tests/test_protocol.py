@@ -9,10 +9,9 @@ import sys
 
 import pytest
 
-from mpiddp.failure.rank import RankIdentity
+from mpiddp.base.ranks import RankIdentity
 from mpiddp.failure.root_cause import Report, ReportKind, RootCause
-from mpiddp.ipc.channel import Channel
-from mpiddp.ipc.codec import Codec, Text, Unreadable, encode
+from mpiddp.ipc.channel import Channel, Codec, Text, Unreadable, encode
 from mpiddp.output.protocol import Forwarded
 from mpiddp.sentinel.protocol import (
     Decision,

@@ -15,7 +15,7 @@ from mpiddp.planning.problems import check_time_left
 from mpiddp.runner import signals
 from mpiddp.runner.stop import Stop
 from mpiddp.supervise.decision import Action, Attempt, Limits, decide
-from mpiddp.supervise.history import AttemptCounter
+from mpiddp.supervise.supervisor import AttemptCounter
 from tests import processes
 from tests.messages import find, message
 from tests.support import DEADLINE_S, MPIS, ROOT, check, mpiexec, need, single_node_environ

@@ -22,15 +22,13 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from mpiddp.base.ranks import RankIdentity
 from mpiddp.base.stderr import write_line
-from mpiddp.failure.rank import RankIdentity
 from mpiddp.failure.root_cause import RootCause
-from mpiddp.ipc import connector
-from mpiddp.ipc import listener as entrance
-from mpiddp.ipc.channel import listen
-from mpiddp.ipc.codec import Text, Unreadable, encode
+from mpiddp.ipc import authentication
+from mpiddp.ipc.authentication import NONCE_BYTES, PROOF_BYTES, ClientHandshake, authenticate, connect
+from mpiddp.ipc.channel import Text, Unreadable, encode, listen
 from mpiddp.ipc.event_loop import EventLoop
-from mpiddp.ipc.listener import NONCE_BYTES, PROOF_BYTES, ClientHandshake, authenticate, connect
 from mpiddp.sentinel import connections, process, watcher
 from mpiddp.sentinel.background import BackgroundTasks
 from mpiddp.sentinel.connections import CoordinatorChannel, send_hello, watch_rank_0
@@ -133,7 +131,7 @@ def is_turned_away(stranger: socket.socket) -> bool:
 def test_a_stranger_is_turned_away_and_the_ranks_go_on(
     data: bytes, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entrance, "HANDSHAKE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(authentication, "HANDSHAKE_TIMEOUT_S", 0.3)
     with meeting.call(data) as stranger:
         assert is_turned_away(stranger)
     meeting.join(1)
@@ -159,15 +157,15 @@ def test_who_had_to_wait_for_the_answer_comes_in(monkeypatch: pytest.MonkeyPatch
     excuses: list[Exception] = []
     admitted: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
     loop = EventLoop(excuses.append)
-    monkeypatch.setattr(entrance, "HANDSHAKE_TIMEOUT_S", 0.0)
-    door = entrance.AuthListener(loop, listen("127.0.0.1", 0), TOKEN, 2, admitted.put)
+    monkeypatch.setattr(authentication, "HANDSHAKE_TIMEOUT_S", 0.0)
+    door = authentication.AuthListener(loop, listen("127.0.0.1", 0), TOKEN, 2, admitted.put)
     with socket.create_connection(("127.0.0.1", door.port), timeout=WAIT_S) as one:
         proving = threading.Thread(target=authenticate, args=(one, TOKEN, WAIT_S), daemon=True)
         proving.start()
         select.select([door], [], [], WAIT_S)
         door._accept()
         assert select.select(list(door._pending), [], [], WAIT_S)[0]
-        monkeypatch.setattr(entrance, "HANDSHAKE_TIMEOUT_S", WAIT_S)
+        monkeypatch.setattr(authentication, "HANDSHAKE_TIMEOUT_S", WAIT_S)
         thread = threading.Thread(target=loop.run, daemon=True)
         thread.start()
         try:
@@ -225,7 +223,7 @@ def test_a_crowd_of_strangers_does_not_keep_a_sentinel_out(meeting: Meeting) -> 
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(join)
         time.sleep(0.2)
-        strangers = [meeting.call(b"") for _ in range(3 * (2 * 2 + entrance.SPARE_CONNECTIONS))]
+        strangers = [meeting.call(b"") for _ in range(3 * (2 * 2 + authentication.SPARE_CONNECTIONS))]
         meeting.loop.stopped = False
         meeting.thread = threading.Thread(target=meeting.loop.run)
         meeting.thread.start()
@@ -250,7 +248,7 @@ def test_two_nodes_of_one_name_watch_their_own_processes(meeting: Meeting) -> No
 
 def test_many_silent_strangers_keep_nobody_out(meeting: Meeting) -> None:
     """The one that has been silent for longest goes."""
-    strangers = [meeting.call(b"") for _ in range(2 * 2 + entrance.SPARE_CONNECTIONS + 3)]
+    strangers = [meeting.call(b"") for _ in range(2 * 2 + authentication.SPARE_CONNECTIONS + 3)]
     meeting.join(1)
     assert meeting.heard() == WatchPeerProcess(1, os.getpid())
     assert is_turned_away(strangers[0])
@@ -263,9 +261,9 @@ def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
         port = listener.getsockname()[1]
     answers: list[tuple[object, str]] = []
     loop = EventLoop(lambda error: pytest.fail(str(error)))
-    connector.Connector(loop, "127.0.0.1", port, TOKEN, "rank 0's sentinel",
+    authentication.Connector(loop, "127.0.0.1", port, TOKEN, "rank 0's sentinel",
                         lambda *answer: answers.append(answer)).connect()
-    loop.set_timer("end", connector.MAX_ATTEMPTS * entrance.RETRY_INTERVAL_S + 1, loop.stop)
+    loop.set_timer("end", authentication.MAX_ATTEMPTS * authentication.RETRY_INTERVAL_S + 1, loop.stop)
     loop.run()
     (none, error), = answers
     assert none is None
@@ -395,8 +393,8 @@ def test_strangers_at_the_port_of_a_running_job(quick: Mpi, tmp_path: Path) -> N
         stack.callback(go.touch)
         job = pool.submit(mpiexec, quick, 2, script, go, env=(mark := processes.marked({})))
         address = port_of_sentinels(mark)
-        strangers = [stack.enter_context(socket.create_connection(address, timeout=2 * entrance.HANDSHAKE_TIMEOUT_S))
-                     for _ in range(200)]
+        limit_s = 2 * authentication.HANDSHAKE_TIMEOUT_S
+        strangers = [stack.enter_context(socket.create_connection(address, timeout=limit_s)) for _ in range(200)]
         for data in STRANGERS.values():
             with socket.create_connection(address) as one, contextlib.suppress(ConnectionError):
                 one.sendall(data)

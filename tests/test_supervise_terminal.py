@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpiddp.supervise.history import AttemptCounter
+from mpiddp.supervise.supervisor import AttemptCounter
 from tests import processes
 from tests.messages import message
 from tests.support import DEADLINE_S, MPICH_FIRST, ROOT, Mpi, mpiexec_command, need, single_node_environ

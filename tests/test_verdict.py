@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from mpiddp.base.ranks import LogPlan, RankIdentity
 from mpiddp.failure.postmortem import describe_signal
-from mpiddp.failure.rank import LogPlan, RankIdentity
 from mpiddp.failure.report import format_failure, make_error_record
 from mpiddp.failure.root_cause import (
     NOBODY,
@@ -24,8 +24,7 @@ from mpiddp.failure.root_cause import (
     select_root_cause,
     truncate_report,
 )
-from mpiddp.ipc.channel import MAX_LINE_BYTES
-from mpiddp.ipc.codec import encode
+from mpiddp.ipc.channel import MAX_LINE_BYTES, encode
 from mpiddp.sentinel.protocol import Failed
 from tests.messages import message
 

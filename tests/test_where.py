@@ -12,14 +12,13 @@ import pytest
 from mpiddp.base.text import format_ranges
 from mpiddp.failure import stack
 from mpiddp.failure.stack import Frame, FrameKind
-from mpiddp.ipc.codec import Codec, encode
+from mpiddp.ipc.channel import Codec, encode
 from mpiddp.where import __main__ as where_command
 from mpiddp.where.dumper import format_calls
 from mpiddp.where.outliers import build_snapshot, find_free_ranks
 from mpiddp.where.protocol import Progress, Sample, SnapshotReply
-from mpiddp.where.rendering import as_json, format_table, from_json
 from mpiddp.where.service import SnapshotCollector, parse_children
-from mpiddp.where.snapshot import ChildProcess, CollectiveSeq, RankSample
+from mpiddp.where.snapshot import ChildProcess, CollectiveSeq, RankSample, as_json, format_table, from_json
 from mpiddp.where.stall import StallDetector
 from tests.messages import message
 

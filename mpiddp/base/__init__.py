@@ -1,1 +1,1 @@
-"""What every package may use: configuration, errors, text, files, stderr, polling. Nothing here knows about jobs."""
+"""What every package may use: configuration, errors, records of ranks, text, files, stderr, polling, termination."""

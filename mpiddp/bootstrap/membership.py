@@ -12,10 +12,9 @@ import torch.distributed as dist
 
 from ..base.config import LaunchConfig
 from ..base.errors import LocalLaunchError
-from ..base.ranks import JobEnv, RankPosition
+from ..base.ranks import JobEnv, LogPlan, RankIdentity, RankPosition
 from ..base.text import memory_advice
 from ..discovery import devices, host, launchers, runtime, schedulers
-from ..failure.rank import LogPlan, RankIdentity
 from ..planning.environment import Endpoint, accelerate_env, explain_env, interface_env, script_env
 from ..planning.job import Placement, PostTorchPlan
 from ..planning.network import check_store_reached

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 from ..base.config import RESTART_VARIABLE, LaunchConfig, LogCompression
 from ..base.files import FolderClaim, claim_free_folder, format_os_error, open_for_writing
-from ..base.ranks import RankPosition
+from ..base.ranks import LogPlan, RankPosition
 from ..base.stderr import write_line
 from ..discovery import runtime, schedulers
-from ..failure.rank import LogPlan
 from ..ipc.channel import listen
 from ..output.index import INDEX_NAME, write_index
 from ..output.protocol import AggregationConfig

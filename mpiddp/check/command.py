@@ -14,9 +14,8 @@ from ..base.errors import EXIT_USAGE, LocalLaunchError
 from ..base.version import __version__
 from ..bootstrap.refusal import refuse_alone, refuse_early
 from ..cli import read_settings
-from ..options.help import Parser
+from ..options.parser import Parser, parse_path
 from ..options.table import OPTIONS, read_default, variable_name
-from ..options.values import parse_path
 from . import EXIT_OUTLIERS, CheckOptions
 
 if TYPE_CHECKING:

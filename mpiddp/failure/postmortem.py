@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from .rank import RankIdentity
+from ..base.ranks import RankIdentity
 from .root_cause import OUT_OF_MEMORY, Report, ReportKind
 
 FRAMES_HEADER = "(most recent call first):"  # the end of the line before a thread's frames

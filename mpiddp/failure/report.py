@@ -6,9 +6,9 @@ import json
 import time
 from collections.abc import Callable
 
+from ..base.ranks import RankIdentity
 from ..base.stderr import write_line
 from ..base.text import memory_advice
-from .rank import RankIdentity
 from .root_cause import NOBODY, ReportKind, RootCause
 
 

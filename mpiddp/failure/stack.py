@@ -18,7 +18,6 @@ PYTHON_FOLDER = os.path.dirname(os.__file__) + "/"
 OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"
 LAUNCH_FILES = (
     "cli.py", "launch.py", "__main__.py", "runner/script.py", "runner/lifecycle.py", "runner/exit_hooks.py",
-    "runner/embedding.py",
 )
 MAX_OUTERMOST, MAX_INNERMOST = 8, 32  # frames of a message
 MAX_NAME_CHARS = 300  # of a file, and of a function

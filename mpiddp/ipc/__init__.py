@@ -1,1 +1,1 @@
-"""Inter-process communication: codec, channel, event loop, listener, connector, helper processes."""
+"""Inter-process communication: messages, channel, event loop, authenticated connections, helper processes."""

@@ -13,8 +13,7 @@ from posix import fork  # os.fork may be a debugger's own, which holds the new p
 from typing import Any, Generic
 
 from ..base.stderr import write_line
-from .channel import Channel, Received, Sent
-from .codec import Codec
+from .channel import Channel, Codec, Received, Sent
 
 END_SIGNAL = signal.SIGRTMAX  # a helper process has sent an urgent message, or has died
 # Blocked in our threads: all signals except those of a fault in the thread itself.

@@ -18,7 +18,7 @@ from ..base.config import (
     STANDARD_INPUT,
     CheckMode,
 )
-from .values import (
+from .parser import (
     FALSE,
     TRUE,
     parse_byte_count,

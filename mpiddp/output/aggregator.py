@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..ipc.authentication import AuthListener, enable_keepalive
 from ..ipc.event_loop import EventLoop
-from ..ipc.listener import AuthListener, enable_keepalive
 from .line_merger import LineMerger, MergedLines
 from .protocol import AggregationConfig
 from .streams import Splitter

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ..base.stderr import write_all
-from ..ipc.codec import Codec, Text, Unreadable
+from ..ipc.channel import Codec, Text, Unreadable
 from ..ipc.helper_process import THREAD_BLOCKED_SIGNALS, HelperProcess, OwnedDescriptors
 from .forwarder import NO_TIMEOUT_S, PIPE_BYTES, forward_output
 from .protocol import (

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from ..base.errors import assert_never
 from ..base.stderr import write_line
 from ..base.text import field_names
-from ..ipc.channel import Channel
-from ..ipc.codec import Codec, Text, Unreadable
+from ..ipc.channel import Channel, Codec, Text, Unreadable
 from ..ipc.event_loop import EventLoop
 from ..ipc.helper_process import set_process_title
 from .log import RankLog

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from ..base.files import find_risk, open_checked, open_for_writing
+from ..base.ranks import LogPlan
 from ..base.stderr import write_all
-from ..failure.rank import LogPlan
 
 INDEX_NAME = "ranks.json"
 RECORD_BYTES = 512  # 2,000 ranks make 1 MB

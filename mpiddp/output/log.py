@@ -12,8 +12,8 @@ import threading
 from typing import IO, Any
 
 from ..base.files import open_for_reading, open_for_writing, replace_file
+from ..base.ranks import LogPlan
 from ..base.stderr import write_line, write_some
-from ..failure.rank import LogPlan
 from .index import TAIL_BYTES, update_record
 from .streams import report_loss
 

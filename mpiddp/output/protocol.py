@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..failure.rank import LogPlan
+from ..base.ranks import LogPlan
 
 
 class AggregationConfig(NamedTuple):

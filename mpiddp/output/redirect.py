@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..base.config import DEFAULT_PREFIX, LaunchConfig
 from ..base.errors import EXIT_OUTPUT_LOST
+from ..base.ranks import LogPlan
 from ..base.stderr import STDERR, write_line
 from ..base.termination import flush_python
 from ..base.text import fill_fields
 from ..discovery.runtime import hostname
-from ..failure.rank import LogPlan
 from ..ipc.helper_process import file_identity, redirect_to_devnull
 from .client import RelayClient
 from .index import try_update_record

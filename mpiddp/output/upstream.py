@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from ..ipc.authentication import ClientHandshake, enable_keepalive
 from ..ipc.event_loop import EventLoop
-from ..ipc.listener import ClientHandshake, enable_keepalive
 from .line_merger import MergedLines, limit_values
 from .terminal import ProgressBar
 

@@ -15,8 +15,10 @@ from ..base.files import write_file
 from ..base.stderr import STDERR, warn, write_line
 from ..base.text import format_ranges
 from ..bootstrap.refusal import refuse_alone
+from ..discovery import schedulers
+from ..discovery.launchers import LaunchFacts
 from ..discovery.runtime import hostname
-from ..discovery.script import has_rank_words
+from ..discovery.script import has_rank_words, has_should_stop
 from ..failure import exception
 from ..failure.root_cause import UNKNOWN_RANKS
 from ..output.redirect import make_flush_fail
@@ -167,6 +169,24 @@ class RunningJob:
     def _name_missing(self) -> str:
         names = self.termination.describe_unfinished() if self.termination else ""
         return names or UNKNOWN_RANKS
+
+
+def prepare_stop(config: LaunchConfig, started_by: LaunchFacts | None) -> Stop | None:
+    """Return the `Stop` of this rank if the script's code or --stop-before asks for it."""
+    if config.stop_before_s is None and not (config.script and has_should_stop(config.script)):
+        return None
+    from .stop import Stop
+
+    stop = Stop()
+    if config.stop_before_s is not None:
+        is_first = started_by is None or started_by.rank == 0
+        end = schedulers.find_end(os.environ, is_first)
+        if end is not None:
+            stop.stop_at(end - config.stop_before_s)
+        elif is_first:
+            reason = schedulers.describe_unknown_end(os.environ)
+            warn([f"walltime-unknown: {reason}, so only a signal can stop the job in time"])
+    return stop
 
 
 def run_script(job: RunningJob, config: LaunchConfig) -> int:

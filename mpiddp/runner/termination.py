@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from ..base.config import LaunchConfig
 from ..base.errors import EndTimeoutError
 from ..base.files import parse_stream_path, write_file
+from ..base.ranks import RankIdentity
 from ..base.stderr import write_line
 from ..base.termination import (
     abort,
@@ -31,7 +32,6 @@ from ..base.termination import (
 )
 from ..base.text import truncate_middle
 from ..failure import exception
-from ..failure.rank import RankIdentity
 from ..failure.report import format_error_file, print_failure
 from ..failure.root_cause import MAX_STACK_CHARS, Report, ReportKind, RootCause
 from ..output import index

@@ -16,12 +16,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ..base.config import BLOCKED_EXIT_TIMEOUT_S, LaunchConfig
+from ..base.ranks import RankIdentity
 from ..base.stderr import write_all
 from ..discovery import launchers, runtime, schedulers
-from ..failure.rank import RankIdentity
 from ..failure.root_cause import Report, ReportKind, RootCause, truncate_report
-from ..ipc.channel import Channel
-from ..ipc.codec import Codec, Text, Unreadable
+from ..ipc.channel import Channel, Codec, Text, Unreadable
 from ..ipc.helper_process import (
     END_SIGNAL,
     HelperProcess,
@@ -37,7 +36,6 @@ from ..where.dumper import StackDumper, handled_signals
 from ..where.protocol import QuerySocket, StackPipe
 from . import protocol
 from .protocol import Decision, EndRank, JobEnds, ListenPort, RegisterRank, UnfinishedRanks
-from .wakeup_fd import WakeupFd
 
 # The coordinator takes the place of the sentinel once that is dead.
 Sent = protocol.RankToSentinel | protocol.SentinelToCoordinator
@@ -350,7 +348,7 @@ class SentinelClient:
         if connection >= 0:
             sock = socket.socket(fileno=connection)
         elif port:
-            from ..ipc.listener import connect
+            from ..ipc.authentication import connect
 
             sock = connect((address, port), token, CONNECT_TIMEOUT_S, CONNECT_TIMEOUT_S)
         else:
@@ -401,6 +399,52 @@ class SentinelClient:
         self._stop_reporting_signals()
         if self._reports_crashes:  # else the stack goes into the file that gets the number of our descriptor
             show_crashes()
+
+
+class WakeupFd:
+    """Sends each signal's number to a descriptor, as the process's wake-up descriptor (signal.set_wakeup_fd).
+
+    Python writes to it from its handler in C, and also if _thread.interrupt_main() simulates a signal. asyncio and
+    uvloop use the process's only wake-up descriptor while they run, and leave none set: then ours is set again.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        """Begin; the descriptor does not block."""
+        self._descriptor = descriptor
+        self._set_wakeup_fd = signal.set_wakeup_fd
+        self._interrupt_main = _thread.interrupt_main
+        self._is_on = True  # checked later: a library may keep our function
+        self.lent = False  # others have used the process's descriptor, and may have got a signal's number
+        self.simulated = False  # the script has called _thread.interrupt_main()
+        if (former := self._set_wakeup_fd(descriptor, warn_on_full_buffer=False)) >= 0:
+            self._set_wakeup_fd(former)
+            self.lent = True
+        signal.set_wakeup_fd = self._set
+        _thread.interrupt_main = self._simulate
+
+    def end(self) -> None:
+        """Stop using the descriptor; one of others stays set."""
+        self._is_on = False
+        if signal.set_wakeup_fd == self._set:
+            signal.set_wakeup_fd = self._set_wakeup_fd
+        if _thread.interrupt_main == self._simulate:
+            _thread.interrupt_main = self._interrupt_main
+        with contextlib.suppress(ValueError):  # not in the main thread
+            if (descriptor := self._set_wakeup_fd(-1)) != self._descriptor:
+                self._set_wakeup_fd(descriptor)
+
+    def _set(self, fd: int, /, *, warn_on_full_buffer: bool = True) -> int:
+        """Act as `signal.set_wakeup_fd`: if the script unsets its own, ours is set again; ours is returned as -1."""
+        if fd == -1 and self._is_on:
+            fd, warn_on_full_buffer = self._descriptor, False
+        self.lent |= fd != self._descriptor
+        former = self._set_wakeup_fd(fd, warn_on_full_buffer=warn_on_full_buffer)
+        return -1 if former == self._descriptor and self._is_on else former
+
+    def _simulate(self, signum: signal.Signals = signal.SIGINT, /) -> None:
+        """Act as `_thread.interrupt_main`."""
+        self.simulated |= signum == signal.SIGINT
+        self._interrupt_main(signum)
 
 
 def kill_after(seconds: float) -> None:

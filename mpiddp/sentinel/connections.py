@@ -1,4 +1,4 @@
-"""The connections of a sentinel: to its rank, to the processes of its node, and to the coordinator."""
+"""The connections of a sentinel: to its rank, to the coordinator, and from nodes that probe its node's addresses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..ipc.channel import Channel
-from ..ipc.codec import Codec
-from ..ipc.connector import CONNECT_TIMEOUT_S, Connector
+from ..ipc.authentication import ACCEPTS_PER_EVENT, CONNECT_TIMEOUT_S, Connector, enable_keepalive
+from ..ipc.channel import Channel, Codec, listen
 from ..ipc.event_loop import EventLoop
-from ..ipc.listener import enable_keepalive
 from ..where.protocol import SnapshotRequest
 from . import events, protocol
 from .background import BackgroundTasks
@@ -22,7 +20,6 @@ from .protocol import CoordinatorToSentinel, RankToSentinel, SentinelToCoordinat
 
 if TYPE_CHECKING:
     from .coordinator_server import CoordinatorServer
-    from .probe_responder import ProbeResponder
 
 RankChannel = Channel[SentinelToRank, RankToSentinel]
 CoordinatorChannel = Channel[SentinelToCoordinator, CoordinatorToSentinel]
@@ -59,8 +56,6 @@ class Connections:
 
     def serve_probes(self, request: protocol.ServeProbes) -> None:
         """Answer other nodes that probe the addresses of this one, and send the rank the port, 0 for a failure."""
-        from .probe_responder import ProbeResponder
-
         port = 0
         with contextlib.suppress(OSError):
             self._probe_responder = ProbeResponder(self._loop, request.token, request.port)
@@ -209,3 +204,35 @@ def watch_rank_0(loop: EventLoop, registration: protocol.RegisterRank, on_end: C
         on_end(isinstance(error, ConnectionRefusedError))
     else:
         loop.watch(connection, on_closed)
+
+
+class ProbeResponder:
+    """Listens on all addresses of this node, and sends each connection a token, until it is closed.
+
+    That token identifies rank 0's node, and opens nothing: the job's own is never sent.
+    """
+
+    def __init__(self, loop: EventLoop, token: str, port: int = 0) -> None:
+        """Listen on `port`, 0 for a free one; raise OSError if that is impossible."""
+        self._listener = listen("", port)
+        self._listener.setblocking(False)
+        self.port = int(self._listener.getsockname()[1])
+        self._loop, self._token = loop, token.encode()
+        loop.watch(self._listener, self._respond)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._loop.unwatch(self._listener)
+        self._listener.close()
+
+    def _respond(self) -> None:
+        for _ in range(ACCEPTS_PER_EVENT):
+            try:
+                connection, _ = self._listener.accept()
+            except ConnectionAbortedError:
+                continue
+            except OSError:  # no connection is pending, no descriptor is left, or the network is down
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.setblocking(False)
+                connection.send(self._token)

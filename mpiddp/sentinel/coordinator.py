@@ -7,9 +7,9 @@ import math
 from collections.abc import Collection, Iterator
 
 from ..base.errors import assert_never
+from ..base.ranks import RankIdentity
 from ..base.stderr import LAUNCHER_FORWARDING_S
 from ..failure import root_cause
-from ..failure.rank import RankIdentity
 from ..failure.root_cause import (
     ABORT_SIGNAL,
     STEP_DAEMON_KILLED,
@@ -22,7 +22,7 @@ from ..failure.root_cause import (
     select_root_cause,
     truncate_report,
 )
-from ..ipc.codec import Text, Unreadable
+from ..ipc.channel import Text, Unreadable
 from ..where.protocol import Sample, SnapshotRequest, ThreadsReply
 from . import events, protocol
 from .events import CoordinatorCommand

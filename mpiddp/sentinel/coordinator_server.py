@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING
 from ..base.config import RESTART_VARIABLE, RUNNING_SUFFIX
 from ..base.errors import EXIT_STALLED, assert_never
 from ..base.files import open_for_writing
+from ..base.ranks import RankIdentity
 from ..base.stderr import write_line
 from ..base.version import __version__
-from ..failure.rank import RankIdentity
 from ..failure.report import format_error_file, print_failure
 from ..failure.root_cause import Report, ReportKind, truncate_report
-from ..ipc.channel import Channel, listen
-from ..ipc.codec import Codec, Text, Unreadable
+from ..ipc.authentication import AuthListener, enable_keepalive
+from ..ipc.channel import Channel, Codec, Text, Unreadable, listen
 from ..ipc.event_loop import EventLoop
-from ..ipc.listener import AuthListener, enable_keepalive
 from ..where import progress
 from ..where.protocol import Sample, SnapshotReply, SnapshotRequest, ThreadsReply, ThreadsRequest
 from ..where.registry import JobEndpoint, find_job_number, remove_endpoint, remove_file, write_endpoint
@@ -101,7 +100,7 @@ class CoordinatorServer:
         """Import now what `where` needs: a later import could hang on a dead file system."""
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: imported again when needed
             self._snapshots()
-            import_module("hmac")  # of ipc/listener.py, if no other rank has connected
+            import_module("hmac")  # of ipc/authentication.py, if no other rank has connected
         run_detached(partial(write_endpoint, endpoint))
 
     @property

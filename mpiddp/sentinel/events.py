@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..failure.rank import RankIdentity
+from ..base.ranks import RankIdentity
 from ..failure.root_cause import JobActivity, Report, RootCause
-from ..ipc.codec import Text, Unreadable
+from ..ipc.channel import Text, Unreadable
 from ..output.protocol import RelaySocket
 from ..where.protocol import QuerySocket, SampleRequest, StackPipe, ThreadsRequest
 from . import protocol

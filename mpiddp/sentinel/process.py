@@ -21,8 +21,7 @@ from ..base.stderr import write_line
 from ..base.text import fold_hosts, truncate_middle
 from ..discovery.process import WatchedProcess
 from ..failure.report import format_error_file, print_failure
-from ..ipc.channel import Channel
-from ..ipc.codec import Codec
+from ..ipc.channel import Channel, Codec
 from ..ipc.event_loop import EventLoop
 from ..ipc.helper_process import END_SIGNAL, redirect_to_devnull, set_process_title
 from ..output import index

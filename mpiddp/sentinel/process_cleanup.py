@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..failure.rank import RankIdentity
+from ..base.ranks import RankIdentity
 
 if TYPE_CHECKING:
     import psutil

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..base.config import BLOCKED_EXIT_TIMEOUT_S
-from ..failure.rank import RankIdentity
+from ..base.ranks import RankIdentity
 from ..failure.root_cause import Report, RootCause
 from ..output.protocol import RelaySocket
 from ..where.protocol import (

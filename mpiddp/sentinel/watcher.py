@@ -8,12 +8,12 @@ from __future__ import annotations
 import enum
 
 from ..base.errors import assert_never
+from ..base.ranks import RankIdentity
 from ..base.stderr import LAUNCHER_FORWARDING_S
 from ..base.text import truncate_middle
 from ..failure.postmortem import describe_early_death, extract_crash_stack, is_maybe_secondary, make_death_report
-from ..failure.rank import RankIdentity
 from ..failure.root_cause import MAX_STACK_CHARS, STEP_DAEMON_KILLED, Report, ReportKind, RootCause, truncate_report
-from ..ipc.codec import Text, Unreadable
+from ..ipc.channel import Text, Unreadable
 from ..output.protocol import RelaySocket
 from ..where.protocol import QuerySocket, SampleRequest, StackPipe, ThreadsRequest
 from . import events, protocol

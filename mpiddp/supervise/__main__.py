@@ -14,9 +14,8 @@ from pathlib import Path
 from ..base.errors import EXIT_USAGE
 from ..base.stderr import write_line
 from ..base.version import __version__
-from ..options.help import Parser
+from ..options.parser import Parser, parse_positive_int, parse_seconds
 from ..options.table import read_default
-from ..options.values import parse_positive_int, parse_seconds
 from .allocation import Allocation, exclude_nodes, find_allocation
 from .command import HYDRA, NONE, SLURM, STARTERS, Command, CommandError, find_launcher, parse_command
 from .supervisor import SupervisePlan, Supervisor

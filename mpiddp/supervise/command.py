@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from types import MappingProxyType
 from typing import NamedTuple
 
 from ..base.config import STANDARD_INPUT
@@ -69,7 +68,7 @@ class LauncherCommand(NamedTuple):
     chooses: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
     per_node: tuple[str, ...] = ()
-    values: Mapping[str, int] = MappingProxyType({})
+    values: Mapping[str, int] = {}
     is_mpiexec: bool = False
     system: str = ""
     begin: str = ""

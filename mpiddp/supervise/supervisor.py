@@ -1,35 +1,38 @@
-"""The loop of attempts: run the job, decide, run it again."""
+"""The loop of attempts: run the job, decide, run it again; the attempts' numbers, and their history."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
+import shutil
 import signal
 import socket
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
 
-from ..base import files
 from ..base.config import RESTART_VARIABLE
 from ..base.errors import EXIT_REQUEUE
-from ..base.files import list_names
+from ..base.files import append_suspects, claim_free_folder, list_names, read_number, write_file, write_json
 from ..base.stderr import write_line
-from ..base.text import fold_hosts
+from ..base.text import fold_hosts, format_columns, format_duration, truncate_middle
+from ..discovery import runtime
 from ..discovery.schedulers import count_slurm_restarts
 from .allocation import Allocation, cancel_step, find_silent_nodes, find_time_left_s, is_running
 from .attempt import AttemptProcess
 from .command import Command, JobStep, make_command
 from .decision import Action, Attempt, Decision, Limits, decide, decide_after_signal, find_suspects, is_fruitless
-from .history import AttemptCounter, AttemptRecord, format_table, write_history
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # no attempt is started after these
 SIGNALS = (*ENDING_SIGNALS, signal.SIGUSR2, signal.SIGQUIT)
 SIGINT_REPEAT_GAP_S = 0.1  # between two SIGINTs, which some launchers need
+FRUITLESS_FILE = "fruitless"  # a file's name
+MAX_REASON_CHARS = 80  # of a reason in the table
 
 
 class SupervisePlan(NamedTuple):
@@ -86,8 +89,8 @@ class Supervisor:
                 write_history(plan.history, self._records)
             if plan.suspects and decision.without:
                 suspects = find_suspects(self._attempts, plan.allocation.nodes)
-                files.append_suspects(plan.suspects, [(suspect.host, suspect.evidence) for suspect in suspects
-                                                      if suspect.host in decision.without])
+                append_suspects(plan.suspects, [(suspect.host, suspect.evidence) for suspect in suspects
+                                                if suspect.host in decision.without])
             if decision.action is not Action.AGAIN:
                 return self._end(decision)
             on = f" on {fold_hosts(decision.nodes)}" if decision.nodes else ""
@@ -114,7 +117,7 @@ class Supervisor:
         attempt = self._running.wait(nodes, lambda: self._ask(nodes), lambda: cancel_step(plan.allocation, step))
         self._running = None
         if attempt.status and plan.error_file and os.path.exists(report):
-            files.write_file(plan.error_file, Path(report).read_text())
+            write_file(plan.error_file, Path(report).read_text())
         after = read_checkpoint_state(plan.progress_file)
         return attempt._replace(has_progressed=after != before if after else None)
 
@@ -182,6 +185,78 @@ class Supervisor:
         os.kill(os.getpid(), signal.SIGSTOP)
         if self._running is not None:
             self._running.resume()
+
+
+class AttemptCounter:
+    """Numbers the attempts: from 0, or after a requeue from the next number on.
+
+    In a Slurm job, a hidden folder below `folder` has a file for each number. Each supervisor of the job has its own
+    folder. If none can be written, the first number is the number of Slurm's restarts. `fruitless` counts the last
+    starts in a row that had to stop before their first step; it is 0 if nothing is stored.
+    """
+
+    def __init__(self, folder: str, environ: Mapping[str, str]) -> None:
+        self._next, self._folder, self.fruitless = runtime.count_restarts(environ), "", 0
+        if job := environ.get("SLURM_JOB_ID"):
+            wanted = os.path.join(folder, f".mpiddp-attempts-{job}")
+            restarts, own = count_slurm_restarts(environ), secrets.token_hex(4)
+            self._folder = claim_free_folder(wanted, restarts, own, itertools.count(1)).folder
+            self.fruitless = max(0, read_number(os.path.join(self._folder, FRUITLESS_FILE))) if self._folder else 0
+            self._next = max([self._next, *(int(name) + 1 for name in list_names(self._folder) if name.isdecimal())])
+
+    def take(self) -> int:
+        """Return the number of the next attempt."""
+        taken, self._next = self._next, self._next + 1
+        if self._folder:
+            try:
+                os.close(os.open(os.path.join(self._folder, str(taken)), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            except OSError:  # the numbers may repeat after a requeue
+                self._folder = ""
+        return taken
+
+    def end(self, fruitless: bool) -> None:
+        """Record how a start of the job ended."""
+        self.fruitless = self.fruitless + 1 if fruitless else 0
+        if self._folder:
+            with contextlib.suppress(OSError):
+                Path(self._folder, FRUITLESS_FILE).write_text(str(self.fruitless))
+
+    def forget(self) -> None:
+        """Remove the numbers: a job that succeeded is not requeued."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class AttemptRecord(NamedTuple):
+    """An attempt, its start (seconds since the epoch), the decision after it, and its number in the job."""
+
+    began: float
+    attempt: Attempt
+    decision: Decision
+    number: int
+
+
+def format_table(records: Sequence[AttemptRecord]) -> list[str]:
+    """Return the lines of the table of attempts."""
+    header = ("attempt", "nodes", "time", "steps", "reason", "action")
+    return ["mpiddp.supervise: attempts", *format_columns([header, *map(format_row, records)])]
+
+
+def format_row(record: AttemptRecord) -> tuple[str, ...]:
+    """Return the cells of an attempt."""
+    _, attempt, decision, number = record
+    out = f" without {fold_hosts(decision.without)}" if decision.without else ""
+    steps = f"{attempt.steps:,}" if attempt.steps else ""
+    return (str(number), fold_hosts(attempt.nodes) if attempt.nodes else "this node", format_duration(attempt.seconds),
+            steps, truncate_middle(attempt.reason, MAX_REASON_CHARS), f"{decision.action.value}{out}")
+
+
+def write_history(path: str, records: Sequence[AttemptRecord]) -> None:
+    """Write all attempts as JSON: the fields of Attempt, `number`, `began`, `action`, `why` and `without`."""
+    write_json(path, {"attempts": [
+        {"number": record.number, "began": round(record.began, 3), **record.attempt._asdict(),
+         "action": record.decision.action.value, "why": record.decision.why, "without": record.decision.without}
+        for record in records]})
 
 
 def read_checkpoint_state(path: str) -> tuple[tuple[str, int, int], ...]:

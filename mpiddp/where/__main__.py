@@ -10,11 +10,10 @@ from ..base.errors import EXIT_USAGE
 from ..base.files import open_for_writing
 from ..base.stderr import print_answer, write_line
 from ..base.version import __version__
-from ..options.help import Parser
+from ..options.parser import Parser
 from .client import InspectOptions, UnansweredError, find_endpoint, request_snapshot
 from .registry import JobEndpoint
-from .rendering import as_json, draw_svg, format_table, format_threads, has_lock_wait
-from .snapshot import Snapshot
+from .snapshot import Snapshot, as_json, draw_svg, format_table, format_threads, has_lock_wait
 
 DESCRIPTION = "Show where the ranks of a running job are, and which of them are outliers.\nThe job continues."
 LOCK_HINT = "  waiting for a lock that another thread holds? --threads shows all threads (needs py-spy)"

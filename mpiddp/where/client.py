@@ -16,9 +16,8 @@ from typing import NamedTuple, TypeVar
 from ..base.text import join_names
 from ..base.version import __version__
 from ..discovery.schedulers import name_job, run_command
-from ..ipc.channel import Channel
-from ..ipc.codec import Codec
-from ..ipc.listener import connect
+from ..ipc.authentication import connect
+from ..ipc.channel import Channel, Codec
 from .protocol import (
     AskerToCoordinator,
     CoordinatorToAsker,
@@ -28,8 +27,7 @@ from .protocol import (
     ThreadsRequest,
 )
 from .registry import JobEndpoint, endpoint_path, read_endpoints, remove_file
-from .rendering import from_json
-from .snapshot import Snapshot
+from .snapshot import Snapshot, from_json
 
 CoordinatorChannel = Channel[AskerToCoordinator, CoordinatorToAsker]
 CODEC: Codec[CoordinatorToAsker] = Codec(CoordinatorToAsker)

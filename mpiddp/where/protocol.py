@@ -70,7 +70,7 @@ class SnapshotRequest(NamedTuple):
 
 
 class SnapshotReply(NamedTuple):
-    """The answer to `SnapshotRequest`, as JSON of where/rendering.py."""
+    """The answer to `SnapshotRequest`, as JSON of where/snapshot.py."""
 
     snapshot: str
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from posix import fork  # as in ipc/helper_process.py
 
 from ..base.text import truncate_middle
 from ..failure import stack
 from ..failure.root_cause import MAX_STACK_CHARS
-from ..ipc.codec import Codec, Text, Unreadable
+from ..ipc.channel import Codec, Text, Unreadable
 from ..ipc.event_loop import EventLoop
+from ..ipc.helper_process import close_other_descriptors, redirect_to_devnull
 from .process_sample import (
     ProcSample,
     TcpCounter,
@@ -35,7 +39,6 @@ from .protocol import (
     ThreadsReply,
     ThreadsRequest,
 )
-from .py_spy import JSON, NATIVE, NONBLOCKING, dump_stacks
 
 # Times since the request:
 FIRST_CHECK_S = 0.2  # until then interpreters may answer; then processes are checked for native code
@@ -49,6 +52,8 @@ MAX_DUMPS = 4  # runs of py-spy for one request
 CPU_INTERVAL_S = 0.2  # over which CPU time is measured, and in which a system call may end
 MAX_CHILDREN = 16
 THREADS_TIMEOUT_S = 15.0  # for py-spy, which may have to read the symbols of large libraries
+INSTALL_HINT = "py-spy is not installed in the job's environment (pip install py-spy)"
+REAP_DELAY_S = 0.1  # of py-spy, after SIGKILL
 
 CODEC: Codec[RankSample] = Codec(RankSample)
 
@@ -155,7 +160,7 @@ class StackCollector:
         self.native[pid] = "py-spy was not run, for lack of time; try again"
         if len(self._dumped) < MAX_DUMPS and (left_s := self._left_s(PY_SPY_TIMEOUT_S)):
             try:
-                dump_stacks(self._loop, pid, [NONBLOCKING, JSON], left_s, partial(self._take_dump, pid))
+                dump_stacks(self._loop, pid, ["--nonblocking", "--json"], left_s, partial(self._take_dump, pid))
                 self._dumped.add(pid)
             except OSError as error:
                 self.native[pid] = f"cannot start py-spy: {error}"
@@ -313,6 +318,70 @@ def inspect_threads(loop: EventLoop, pid: int, request: ThreadsRequest, reply: C
         reply(ThreadsReply(request.rank, truncate_middle(text, MAX_STACK_CHARS), request.asker))
 
     try:
-        dump_stacks(loop, pid, [NATIVE if request.native else NONBLOCKING], THREADS_TIMEOUT_S, send)
+        option = "--native" if request.native else "--nonblocking"  # --native stops the process meanwhile
+        dump_stacks(loop, pid, [option], THREADS_TIMEOUT_S, send)
     except OSError as error:
         send(str(error))
+
+
+def dump_stacks(
+    loop: EventLoop, pid: int, options: list[str], timeout_s: float, on_output: Callable[[str], object]
+) -> None:
+    """Call `on_output` with the output of `py-spy dump` for a process, up to the timeout.
+
+    Raises OSError if py-spy cannot be started. It is a child of this process, so Yama lets it trace what this process
+    may trace.
+    """
+    reading, writing = os.pipe()
+    try:
+        child = fork()
+        if not child:
+            exec_py_spy(pid, options, writing)
+    except OSError:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    os.set_blocking(reading, False)
+    output, timer = b"", f"py-spy {child}"
+
+    def read() -> None:
+        nonlocal output
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(reading, 65536)
+            output += data
+            if not data:
+                end()
+
+    def end(note: str = "") -> None:
+        loop.cancel_timers(timer)
+        loop.unwatch(reading)
+        os.close(reading)
+        if not reap(child):
+            os.kill(child, signal.SIGKILL)
+            loop.set_timer(f"end of {timer}", REAP_DELAY_S, partial(reap, child))
+        on_output(output.decode(errors="replace") + note)
+
+    loop.set_timer(timer, timeout_s, lambda: end(f"\npy-spy did not finish within {timeout_s:.1f} s"))
+    loop.watch(reading, read)
+
+
+def reap(child: int) -> bool:
+    """Reap a child if it has ended, and return whether it has; a file system that hangs delays its end."""
+    return bool(os.waitpid(child, os.WNOHANG)[0])
+
+
+def exec_py_spy(pid: int, options: list[str], output: int) -> None:
+    """Become py-spy, in a forked process: a slow file system delays that process, not the parent."""
+    try:
+        os.setsid()
+        redirect_to_devnull(0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        close_other_descriptors(())
+        os.environ["PATH"] = f"{os.path.dirname(sys.executable)}:{os.environ.get('PATH', os.defpath)}"
+        os.execvp("py-spy", ["py-spy", "dump", "--pid", str(pid), *options])  # noqa: S606 (no shell: it takes a number)
+    except OSError:
+        os.write(1, INSTALL_HINT.encode())
+    finally:
+        os._exit(1)

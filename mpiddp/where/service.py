@@ -10,8 +10,7 @@ from ..failure.root_cause import NOBODY, JobActivity, Report
 from ..failure.stack import Frame, frames_from_json, frames_from_lists
 from .outliers import build_snapshot, describe_locations, find_free_ranks, move_to_failure, waiting_calls
 from .protocol import Progress, Sample, SampleRequest, SnapshotReply
-from .rendering import as_json, format_table
-from .snapshot import ChildProcess, CollectiveSeq, RankSample
+from .snapshot import ChildProcess, CollectiveSeq, RankSample, as_json, format_table
 from .stall import DeadlockDetector, StallDetector, find_deadlock
 
 NO_PROGRESS = Progress(0, 0.0, "", False)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
-from mpiddp.failure.rank import RankIdentity
+from mpiddp.base.ranks import RankIdentity
 from mpiddp.failure.root_cause import NOBODY, JobActivity, Report, ReportKind, RootCause
-from mpiddp.ipc.codec import Text, Unreadable
+from mpiddp.ipc.channel import Text, Unreadable
 from mpiddp.sentinel import events, protocol
 from mpiddp.sentinel.coordinator import Coordinator, State
 from mpiddp.sentinel.coordinator_server import OWN_LINK, is_for_own_watcher
