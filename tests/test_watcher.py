@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from types import ModuleType
+from typing import get_args
 
 import pytest
 
@@ -32,7 +33,7 @@ from mpiddp.sentinel.protocol import (
 )
 from mpiddp.sentinel.startup_timeout import LATE_S, LATE_SPREAD_S, StartupTimeout
 from mpiddp.sentinel.state_machine import StateMachine
-from mpiddp.sentinel.watcher import LEAVE_TIMEOUT_S, State, Watcher
+from mpiddp.sentinel.watcher import LEAVE_TIMEOUT_S, AwaitingDecision, Watcher, Working
 from tests.messages import message
 from tests.test_protocol import member, report
 
@@ -53,26 +54,26 @@ def to_rank(actions: Sequence[events.WatcherAction]) -> list[object]:
     return [action.message for action in actions if isinstance(action, events.ToRank)]
 
 
-@pytest.mark.parametrize("module", [watcher_module, coordinator_module])
-def test_every_state_but_the_first_can_be_reached(module: ModuleType) -> None:
-    first, *others = module.State
-    assert list(module.TRANSITIONS) == [first, *others]
-    assert {state for states in module.TRANSITIONS.values() for state in states} == set(others)
-    assert not any(set(states) & set(module.TRANSITIONS[state]) for state, states in module.IGNORED.items())
+@pytest.mark.parametrize(("module", "machine"), [(watcher_module, Watcher), (coordinator_module, Coordinator)])
+def test_every_phase_but_the_first_can_be_reached(module: ModuleType, machine: type[StateMachine]) -> None:
+    first, *others = get_args(module.Phase)
+    assert list(machine.transitions) == [first, *others]
+    assert {phase for allowed, _ in machine.transitions.values() for phase in allowed} == set(others)
+    assert not any(set(allowed) & set(ignored) for allowed, ignored in machine.transitions.values())
 
 
 @pytest.mark.parametrize("raises", [True, False])
 def test_an_illegal_transition(raises: bool, watcher: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StateMachine, "raises", raises)
     again = events.FromRank(RegisterRank(member(1), "127.0.0.1", 1, "token"))
-    watcher.state = State.REPORTED
+    watcher.handle(events.FromRank(Failed(LOST)), 1.5)
     if raises:
         with pytest.raises(AssertionError, match="illegal transition"):
             watcher.handle(again, 2.0)
     else:
-        line = events.PrintLine("mpiddp: Watcher: illegal transition from REPORTED to WORKING")
+        line = events.PrintLine("mpiddp: Watcher: illegal transition from AwaitingDecision to Working")
         assert watcher.handle(again, 2.0)[0] == line
-    assert watcher.state is State.REPORTED
+    assert watcher.phase == AwaitingDecision(LOST)
 
 
 @pytest.mark.parametrize("over_first", [True, False])
@@ -96,9 +97,8 @@ def test_a_rank_that_is_cleaned_up_after_does_not_leave(watcher: Watcher) -> Non
     """Its last message is read after its end is seen."""
     watcher.handle(events.FromCoordinator(JobEnds(1, abort=False)), 2.0)
     watcher.handle(events.FromRank(ScriptEnded()), 2.1)
-    watcher.state = State.CLEANING
+    assert events.WatcherCommand.CLEAN_UP in watcher.handle(events.RankGone(0), 2.15)
     assert watcher.handle(events.FromRank(Leave()), 2.2) == []
-    assert watcher.state is State.CLEANING
 
 
 @pytest.mark.parametrize(("kind", "waits"), [(ReportKind.ERROR, False), (ReportKind.SECONDARY, True)])
@@ -106,7 +106,7 @@ def test_without_a_coordinator_each_rank_that_fails_reports_and_others_wait_for_
     kind: str, waits: bool, watcher: Watcher
 ) -> None:
     assert watcher.handle(events.CoordinatorLost(), 2.0) == []
-    assert watcher.state is State.WORKING
+    assert watcher.phase == Working()
     failed = LOST._replace(kind=kind)
     decision = Decision(RootCause(failed), 3, True)
     actions = watcher.handle(events.FromRank(Failed(failed)), 3.0)

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Collection, Iterator
+from typing import ClassVar
 
 from ..base.errors import assert_never
 from ..base.ranks import RankIdentity
 from ..base.stderr import LAUNCHER_FORWARDING_S
 from ..failure import root_cause
-from ..failure.root_cause import (
-    ABORT_SIGNAL,
-    STEP_DAEMON_KILLED,
-    FailureContext,
-    JobActivity,
-    Report,
-    ReportKind,
-    RootCause,
-    describe_ranks,
-    select_root_cause,
-    truncate_report,
-)
+from ..failure.root_cause import JobActivity, Report, ReportKind, RootCause, select_root_cause, truncate_report
 from ..ipc.channel import Text, Unreadable
 from ..where.protocol import Sample, SnapshotRequest, ThreadsReply
 from . import events, protocol
-from .events import CoordinatorCommand
+from .events import CoordinatorCommand, Record
 from .protocol import CoordinatorToSentinel, Hello, SentinelToCoordinator, UnfinishedRanks, WatchPeerProcess
 from .startup_timeout import LateRanks
 from .state_machine import StateMachine
@@ -103,7 +92,7 @@ class PendingSnapshot:
     def end(self, snapshot: JobActivity, unfinished: Collection[int], peers: Peers) -> list[events.CoordinatorAction]:
         """Store the snapshot, and send the askers which ranks are unfinished, and where these are."""
         self.snapshot = snapshot
-        names = describe_ranks(unfinished, peers.hosts, snapshot.places)
+        names = root_cause.describe_ranks(unfinished, peers.hosts, snapshot.places)
         askers, self._askers = self._askers, []
         return [events.ToPeer(peer.link, UnfinishedRanks(names)) for peer in askers]
 
@@ -149,6 +138,7 @@ class Evidence:
 
     def __init__(self) -> None:
         self.reports: list[Report] = []
+        self.living: set[int] = set()  # ranks that have reported themselves
         self.exits: list[Report] = []  # of ranks that raised SystemExit with an unknown status
         self.silent: set[int] = set()  # ranks that have not answered a QueryStopped
         self.end_order: list[int] = []  # in which ranks ended, as the observer of their namespace saw it
@@ -178,43 +168,50 @@ class Outcome:
         self.aborting_rank: int | None = None  # which has to end the others, unless ranks exit by themselves
 
 
-class State(enum.Enum):
-    """The state of the coordinator."""
-
-    RUNNING = "no rank has failed"
-    DECIDING = "a rank has failed; reports on an earlier failure may follow"
-    DECIDED = "the root cause is selected; its rank is asked to print the reason"
-    REASON_PRINTED = "the reason is printed; all wait for that rank, whose threads and atexit functions may still run"
-    ENDING = "every sentinel has been asked to end its rank"
+class Running(Record):
+    """No rank has failed."""
 
 
-S = State
-TRANSITIONS: dict[State, tuple[State, ...]] = {
-    S.RUNNING: (S.DECIDING,), S.DECIDING: (S.DECIDED,), S.DECIDED: (S.REASON_PRINTED, S.ENDING),
-    S.REASON_PRINTED: (S.ENDING,), S.ENDING: (),
-}
-IGNORED: dict[State, tuple[State, ...]] = {S.ENDING: (S.REASON_PRINTED,)}
+class Deciding(Record):
+    """A rank has failed; reports on an earlier failure may follow. The root cause was last selected at `selected_s`."""
+
+    selected_s: float = -math.inf
 
 
-class Coordinator(StateMachine[State, events.CoordinatorAction]):
+class Decided(Record):
+    """The root cause is selected; its rank is asked to print the reason."""
+
+    outcome: Outcome
+
+
+class Announced(Decided):
+    """The reason is printed; all wait for that rank, whose threads and atexit functions may still run."""
+
+
+class Ending(Announced):
+    """Every sentinel has been asked to end its rank."""
+
+
+Phase = Running | Deciding | Decided | Announced | Ending
+
+
+class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
     """Talks to the sentinels of all ranks; a link is a number for the connection to one."""
 
-    transitions = TRANSITIONS
-    ignored = IGNORED
+    transitions: ClassVar = {
+        Running: ((Deciding,), ()), Deciding: ((Decided,), ()), Decided: ((Announced, Ending), ()),
+        Announced: ((Ending,), ()), Ending: ((), (Announced,)),
+    }
 
     def __init__(self, watched: protocol.WatchedRank, began_s: float) -> None:
         """Coordinate a job whose rank 0 is `watched` and began at `began_s`, on the clock of handle()."""
-        super().__init__(State.RUNNING, began_s)
+        super().__init__(Running(), began_s)
         self._began_s, self._watched = began_s, watched
         self._own: RankIdentity | None = None
         self.peers, self._snapshot, self._late_ranks = Peers(), PendingSnapshot(), LateRanks()
         self._finished, self.evidence = FinishedRanks(watched.exit_timeout_s), Evidence()
-        self._living: set[int] = set()  # ranks that have reported themselves
-        self._selected_s = -1e9  # when the root cause was selected last
-        self._outcome: Outcome | None = None  # from State.DECIDED on
-        self._is_printed = False  # the reason is printed, or is being printed
-        self._printing_rank: int | None = None  # whose sentinel is about to print it
-        self._is_leaving = self._waits_for_print = False  # rank 0 leaves; the reason may still have to be printed
+        self._printer: int | None = None  # the rank that is printing the reason, root_cause.NOBODY once that is printed
+        self._limits_printing = False  # rank 0 leaves: a reason that is not printed yet has to be printed in time
 
     def handle(self, event: events.CoordinatorEvent, now_s: float) -> list[events.CoordinatorAction]:
         """Return the actions for an event at `now_s`, on any monotonic clock."""
@@ -234,7 +231,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             case events.StallDetected(report):
                 self._add_report(report)
             case events.WaitForFinishedRank(report):
-                if self.state is S.RUNNING:
+                if isinstance(self.phase, Running):
                     actions, lasting = self._finished.on_wait(report, now_s)
                     self._do(*actions)
                     if lasting is not None:
@@ -249,22 +246,26 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
             case _:
                 assert_never(event)
         self._decide_if_clear()
-        if self._is_leaving and self.has_unprinted_verdict and not self._waits_for_print:
-            self._waits_for_print = True
+        if self._limits_printing and self.has_unprinted_verdict:
+            self._limits_printing = False
             self._do(events.SetTimer("unprinted", FINAL_PRINT_TIMEOUT_S))
         return self.take_actions()
 
     @property
     def has_unprinted_verdict(self) -> bool:
         """Whether the verdict may have to be printed here, because no sentinel has reported that it is printed."""
-        return self._outcome is not None and not self._is_printed
+        return self._outcome is not None and self._printer is None
+
+    @property
+    def _outcome(self) -> Outcome | None:
+        return self.phase.outcome if isinstance(self.phase, Decided) else None
 
     def _on_own_rank_ended(self, in_order: bool) -> None:
         """End the job with rank 0."""
-        if in_order and self.state is S.RUNNING:
+        if in_order and isinstance(self.phase, Running):
             self._send_all(protocol.JobFinished())
             return
-        self._is_leaving = True
+        self._limits_printing = True
         self._decide_if_clear(last_chance=True)
         self._begin_end()
         if any(report.kind == ReportKind.UNREACHABLE for report in self.evidence.reports):
@@ -272,15 +273,13 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
 
     def _on_due(self, timer: str) -> None:
         match timer:
-            case "finished check":
-                if self.state is S.RUNNING:
-                    self._do(*self._finished.check(self._now_s))
-                    if self.peers.by_rank.keys() - self._finished.ranks:
-                        self._do(CoordinatorCommand.CHECK_WAIT_FOR_FINISHED)
-            case "late":
-                if self.state is S.RUNNING and self._own is not None:
-                    waited_s = self._now_s - self._began_s
-                    self._do(*self._late_ranks.remind(waited_s, self.peers.hosts, self._own.world_size))
+            case "finished check" if isinstance(self.phase, Running):
+                self._do(*self._finished.check(self._now_s))
+                if self.peers.by_rank.keys() - self._finished.ranks:
+                    self._do(CoordinatorCommand.CHECK_WAIT_FOR_FINISHED)
+            case "late" if isinstance(self.phase, Running) and self._own is not None:
+                waited_s = self._now_s - self._began_s
+                self._do(*self._late_ranks.remind(waited_s, self.peers.hosts, self._own.world_size))
             case "printed":
                 self._on_reason_printed()
             case "cleanup":
@@ -307,29 +306,29 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
     def _admit(self, link: int, hello: Hello) -> None:
         peer = self.peers.admit(link, hello)
         self._send(*self.peers.introduce(peer))
-        if self._outcome is not None and self.state in (S.REASON_PRINTED, S.ENDING):
-            self._send(peer, protocol.JobEnds(self._outcome.first.status, abort=self.state is S.ENDING))
+        if isinstance(self.phase, Announced):
+            self._send(peer, protocol.JobEnds(self.phase.outcome.first.status, abort=isinstance(self.phase, Ending)))
 
     def _on_sentinel_lost(self, peer: Peer) -> None:
         """Mark a rank as unwatched, and resend it what its sentinel may have received."""
         for observer, message in self.peers.unwatch(peer):
             self._send(observer, message)
         self.evidence.silent.discard(peer.rank)
-        if (outcome := self._outcome) is None:
-            return
-        if peer.rank == outcome.first.rank and not self._is_printed:
+        outcome = self._outcome
+        if outcome is not None and peer.rank == outcome.first.rank and self._printer is None:
             self._send(peer, protocol.Decision(outcome.verdict, outcome.first.status, abort=True))
-        if self.state in (S.REASON_PRINTED, S.ENDING):
-            abort = self.state is S.ENDING and self._must_abort(outcome, peer.rank)
-            self._send(peer, protocol.JobEnds(outcome.first.status, abort, waits=peer.decided))
+        if isinstance(self.phase, Announced):
+            self._send_end(self.phase.outcome, peer)
 
     def _on_message(self, peer: Peer, message: SentinelToCoordinator | Text | Unreadable) -> None:
         match message:
             case protocol.Failed(report, gone):
                 peer.gone = gone
-                self._add_report(report, living=not gone)
+                if not gone:
+                    self.evidence.living.add(report.rank)
+                self._add_report(report)
             case protocol.ReasonPrinted(done):
-                self._is_printed, self._printing_rank = True, None if done else peer.rank
+                self._printer = root_cause.NOBODY if done else peer.rank
                 if done:
                     self._on_reason_printed()
             case protocol.CleanupDone():
@@ -340,7 +339,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
                 if stopped:
                     self._add_absent(peer, "the process is stopped (SIGSTOP or a debugger)")
             case protocol.StepDaemonLost():
-                self._add_absent(peer, STEP_DAEMON_KILLED)
+                self._add_absent(peer, root_cause.STEP_DAEMON_KILLED)
             case protocol.QueryUnfinished():
                 self._do(*self._snapshot.begin(peer))
             case protocol.PeerProcessEnded(rank):
@@ -374,8 +373,8 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
     def _on_lost(self, peer: Peer, error: str) -> None:
         """Report a rank if its sentinel has ended without a `Leave`."""
         self._drop(peer)
-        if peer.rank == self._printing_rank:  # printing the reason twice beats not printing it
-            self._is_printed = False
+        if peer.rank == self._printer:  # printing the reason twice beats not printing it
+            self._printer = None
         together = "its sentinel" if peer.pid != 1 else "its container"
         cause, status = f"ended together with {together}, for an unknown reason", 137
         if not peer.watched:
@@ -391,34 +390,33 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
     def _add_absent(self, peer: Peer, cause: str, status: int = 1) -> None:
         self._add_report(Report(peer.rank, peer.host, ReportKind.UNREACHABLE, cause, status))
 
-    def _add_report(self, report: Report, living: bool = False) -> None:
-        """Process a report; `living`: the rank itself waits for a decision."""
-        if living:
-            self._living.add(report.rank)
-        if self._outcome is not None:
-            self._outcome.secondary_failures.append(report.rank)
-            if self.state in (S.REASON_PRINTED, S.ENDING):
-                self._decide_secondary(self._outcome, report.rank)
+    def _add_report(self, report: Report) -> None:
+        """Process a report."""
+        if isinstance(self.phase, Decided):
+            self.phase.outcome.secondary_failures.append(report.rank)
+            if isinstance(self.phase, Announced):
+                self._decide_secondary(self.phase.outcome, report.rank)
             return
-        self._enter(S.DECIDING)
+        if isinstance(self.phase, Running):
+            self._enter(Deciding())
         is_first = self.evidence.add(report, self._now_s)
-        if is_first and (report.kind == ReportKind.SECONDARY or report.signal == ABORT_SIGNAL):
+        if is_first and (report.kind == ReportKind.SECONDARY or report.signal == root_cause.ABORT_SIGNAL):
             self.evidence.silent.update(rank for rank, peer in self.peers.by_rank.items() if peer.watched)
             self._send_all(protocol.QueryStopped())
             self._do(*self._snapshot.begin())
 
     def _decide_if_clear(self, last_chance: bool = False) -> None:
         """Select the root cause as soon as it is clear; at the `last_chance` from what is known."""
-        if self.state is not S.DECIDING or self._own is None:
+        if not isinstance(self.phase, Deciding) or self._own is None:
             return
-        next_s = self._selected_s + SELECTION_INTERVAL_S * self._own.world_size
+        next_s = self.phase.selected_s + SELECTION_INTERVAL_S * self._own.world_size
         if self._now_s < next_s and not last_chance:
             self._do(events.SetTimer("select", next_s - self._now_s))
             return
-        self._selected_s = self._now_s
+        self._enter(Deciding(self._now_s))
         evidence = self.evidence
         waited_s = math.inf if last_chance else self._now_s - evidence.first_s
-        verdict = select_root_cause(evidence.reports, waited_s, FailureContext(
+        verdict = select_root_cause(evidence.reports, waited_s, root_cause.FailureContext(
             self.peers.hosts, evidence.silent, self._finished.ranks - {report.rank for report in evidence.reports},
             evidence.interrupted, evidence.end_order, self._watched.step is not None, self._watched.by_srun,
             evidence.came_s, self._own.world_size, self._snapshot.snapshot, evidence.exits))
@@ -431,8 +429,8 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
 
     def _decide(self, verdict: RootCause) -> None:
         """Ask the rank that failed first to print the reason, or print it here if that rank cannot; then all end."""
-        self._enter(S.DECIDED)
-        outcome = self._outcome = Outcome(verdict)
+        outcome = Outcome(verdict)
+        self._enter(Decided(outcome))
         first = self.peers.by_rank.get(outcome.first.rank)
         outcome.secondary_failures += [
             report.rank for report in self.evidence.reports if report.rank != outcome.first.rank]
@@ -446,9 +444,9 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
     def _print_if_unprinted(self) -> None:
         """Print the reason, if the rank that failed first has not printed it and cannot any more."""
         outcome = self._outcome
-        if outcome is None or self._own is None or self._is_printed:
+        if outcome is None or self._own is None or self._printer is not None:
             return
-        self._is_printed = True
+        self._printer = root_cause.NOBODY
         after_s = self._now_s - self._began_s
         self._do(events.PrintReason(outcome.verdict, None, after_s, self._own.error_file))
         first = self.peers.by_rank.get(outcome.first.rank)
@@ -458,7 +456,7 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
     def _decide_secondary(self, outcome: Outcome, rank: int) -> None:
         """Inform a failed rank that another one failed first."""
         if (peer := self.peers.by_rank.get(rank)) is not None and not peer.decided:
-            ends = self.state is S.ENDING
+            ends = isinstance(self.phase, Ending)
             peer.decided = not ends
             self._send(peer, protocol.Decision(None, outcome.first.status, ends and self._must_abort(outcome, rank)))
 
@@ -467,35 +465,38 @@ class Coordinator(StateMachine[State, events.CoordinatorAction]):
         assert self._own
         if self._own.exits:
             return True
+        living = self.evidence.living
         if outcome.aborting_rank is None:
             first = outcome.first.rank
             others = [peer for peer in self.peers.by_rank.values() if peer.rank != first and not peer.gone]
             watched = [peer.rank for peer in others if peer.watched] or [peer.rank for peer in others]
-            outcome.aborting_rank = first if first in self._living else min(self._living or watched, default=first)
-        return rank == outcome.aborting_rank or (
-            rank in self._living and outcome.aborting_rank not in self.peers.by_rank)
+            outcome.aborting_rank = first if first in living else min(living or watched, default=first)
+        return rank == outcome.aborting_rank or (rank in living and outcome.aborting_rank not in self.peers.by_rank)
 
     def _on_reason_printed(self) -> None:
         """Announce that the job ends; if ranks exit by themselves, all wait for the first one, whose exit ends all."""
         outcome = self._outcome
-        if outcome is None or not self._enter(S.REASON_PRINTED):
+        if outcome is None or not self._enter(Announced(outcome)):
             return
         assert self._own
-        if not (self._own.exits and outcome.first.rank in self._living):
+        if self._own.exits and outcome.first.rank in self.evidence.living:
+            self._announce_end(outcome)
+            self._do(events.SetTimer("cleanup", self._own.grace_s))
+        else:
             self._begin_end()
-            return
-        for rank in outcome.secondary_failures:
-            self._decide_secondary(outcome, rank)
-        self._send_all(protocol.JobEnds(outcome.first.status, abort=False))
-        self._do(events.SetTimer("cleanup", self._own.grace_s))
 
     def _begin_end(self) -> None:
         """Make every sentinel end its rank."""
         outcome = self._outcome
-        if outcome is None or not self._enter(S.ENDING):
-            return
+        if outcome is not None and self._enter(Ending(outcome)):
+            self._announce_end(outcome)
+
+    def _announce_end(self, outcome: Outcome) -> None:
         for rank in outcome.secondary_failures:
             self._decide_secondary(outcome, rank)
         for peer in self.peers.by_link.values():
-            abort = self._must_abort(outcome, peer.rank)
-            self._send(peer, protocol.JobEnds(outcome.first.status, abort, waits=peer.decided))
+            self._send_end(outcome, peer)
+
+    def _send_end(self, outcome: Outcome, peer: Peer) -> None:
+        abort = isinstance(self.phase, Ending) and self._must_abort(outcome, peer.rank)
+        self._send(peer, protocol.JobEnds(outcome.first.status, abort, waits=peer.decided))

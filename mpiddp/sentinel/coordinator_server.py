@@ -29,7 +29,7 @@ from ..where.protocol import Sample, SnapshotReply, SnapshotRequest, ThreadsRepl
 from ..where.registry import JobEndpoint, find_job_number, remove_endpoint, remove_file, write_endpoint
 from . import events, protocol
 from .background import BackgroundTasks, run_detached
-from .coordinator import Coordinator, State
+from .coordinator import Coordinator, Running
 from .events import CoordinatorCommand
 from .process_cleanup import cancel_step
 
@@ -220,7 +220,7 @@ class CoordinatorServer:
         failed = {report.rank: report.where for report in self._coordinator.evidence.reports}
         snapshot = self._snapshots().observe(failed)
         self.handle(events.SnapshotTaken(snapshot))
-        is_ignored = self._is_interrupted and self._coordinator.state is State.RUNNING
+        is_ignored = self._is_interrupted and isinstance(self._coordinator.phase, Running)
         if is_ignored and snapshot.table and not self._loop.has_timer("sigquit"):
             self._loop.set_timer("sigquit", SIGQUIT_SPREAD_S, lambda: None)
             write_line("mpiddp: SIGINT received, but no rank has reacted (in native code they cannot); press Ctrl-C "

@@ -27,7 +27,7 @@ class Record:
     _names: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        cls._names = cls.__match_args__ = tuple(cls.__annotations__)  # type: ignore[attr-defined,misc]
+        cls._names = cls.__match_args__ = (*cls._names, *cls.__annotations__)  # type: ignore[attr-defined,misc]
 
     def __init__(self, *values: Any, **named: Any) -> None:
         self.__dict__.update(zip(self._names, values, strict=False), **named)

@@ -43,7 +43,7 @@ from .connections import RANK_CODEC, Connections, RankChannel
 from .events import WatcherCommand
 from .process_cleanup import ProcessCleanup, cancel_step, unmap_inherited
 from .startup_timeout import REPORTS_SPREAD_S
-from .watcher import State, Watcher
+from .watcher import Over, Watcher
 
 if TYPE_CHECKING:
     from ..where.sampler import ProcessSampler
@@ -111,7 +111,7 @@ class Sentinel:
         if line not in self._reported_errors:
             self._reported_errors.add(line)
             write_line(line)
-        is_over = self._watcher.gone or self._watcher.state is State.OVER
+        is_over = self._watcher.gone or isinstance(self._watcher.phase, Over)
         if is_over and not self.loop.has_timer("exit"):
             self.loop.set_timer("exit", ERROR_EXIT_DELAY_S, self.loop.stop)
 

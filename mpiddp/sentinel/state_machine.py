@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import ClassVar, Generic, TypeVar, cast
 
 from .events import PrintLine
 
-State = TypeVar("State", bound=enum.Enum)
+Phase = TypeVar("Phase")
 Action = TypeVar("Action")
 
 
-class StateMachine(Generic[State, Action]):
+class StateMachine(Generic[Phase, Action]):
     """Logic without I/O and without a clock: takes events and returns actions for others to carry out.
 
-    `transitions` has the states that may follow each state, `ignored` those to which a transition has no effect. Any
-    other transition is a bug: it raises in tests, which set `raises`; a job prints a line about it and continues.
+    A phase holds what is known in it. `transitions` has for each type of phase the types that may follow, and those to
+    which a transition has no effect: events that come late, or are overruled. Any other transition is a bug: it raises
+    in tests, which set `raises`; a job prints a line about it and continues.
     """
 
-    transitions: ClassVar[Mapping[Any, Collection[Any]]]
-    ignored: ClassVar[Mapping[Any, Collection[Any]]]
+    transitions: ClassVar[Mapping[type, tuple[Collection[type], Collection[type]]]]
     raises: ClassVar[bool] = False
 
-    def __init__(self, state: State, began_s: float) -> None:
-        """Begin in a state, at `began_s` of any monotonic clock."""
-        self.state = state
+    def __init__(self, phase: Phase, began_s: float) -> None:
+        """Begin in a phase, at `began_s` of any monotonic clock."""
+        self.phase = phase
         self._now_s = began_s
         self._actions: list[Action] = []
 
@@ -37,14 +36,15 @@ class StateMachine(Generic[State, Action]):
     def _do(self, *actions: Action) -> None:
         self._actions += actions
 
-    def _enter(self, state: State) -> bool:
-        """Enter a state, and return whether it is a new one; an ignored transition changes nothing."""
-        if state in self.transitions[self.state]:
-            self.state = state
-            return True
-        if state is not self.state and state not in self.ignored.get(self.state, ()):
-            text = f"{type(self).__name__}: illegal transition from {self.state.name} to {state.name}"
+    def _enter(self, phase: Phase) -> bool:
+        """Enter a phase, and return whether it is a new one; what is known in the same one is replaced."""
+        before, after = type(self.phase), type(phase)
+        allowed, ignored = self.transitions[before]
+        if after in allowed or after is before:
+            self.phase = phase
+        elif after not in ignored:
+            text = f"{type(self).__name__}: illegal transition from {before.__name__} to {after.__name__}"
             if self.raises:
                 raise AssertionError(text)
             self._do(cast("Action", PrintLine(f"mpiddp: {text}")))
-        return False
+        return after in allowed

@@ -5,7 +5,7 @@ No I/O, no clock: `Watcher.handle()` takes an event and returns actions, which `
 
 from __future__ import annotations
 
-import enum
+from typing import ClassVar
 
 from ..base.errors import assert_never
 from ..base.ranks import RankIdentity
@@ -17,7 +17,7 @@ from ..ipc.channel import Text, Unreadable
 from ..output.protocol import RelaySocket
 from ..where.protocol import QuerySocket, SampleRequest, StackPipe, ThreadsRequest
 from . import events, protocol
-from .events import WatcherCommand
+from .events import Record, WatcherCommand
 from .protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S, CoordinatorToSentinel, RankToSentinel
 from .startup_timeout import HARD_GRACE_S, REPORTS_SPREAD_S, StartupTimeout
 from .state_machine import StateMachine
@@ -27,68 +27,75 @@ LEAVE_TIMEOUT_S = 60.0  # for a rank whose script has finished, if rank 0 may ha
 TERMINATION_DELAY_S = 1.0  # from the request to flush until SIGTERM
 
 
-class State(enum.Enum):
-    """The state of a watcher."""
-
-    STARTING = "the rank has not joined its job yet"
-    WORKING = "the rank is a member of its job"
-    REPORTED = "the rank's failure is reported; the coordinator's decision is awaited"
-    RANK_0_LOST = "rank 0 and the coordinator have ended: the launcher may end the job"
-    ENDING = "the rank ends, or has to, for a known reason"
-    SELF_HANDLED = "the rank prints itself why it ends, or the job has finished"
-    CLEANING = "the rank has ended; its descendants are ended"
-    OVER = "nothing is left to do"
+class Starting(Record):
+    """The rank has not joined its job yet."""
 
 
-S = State
-TRANSITIONS: dict[State, tuple[State, ...]] = {
-    S.STARTING: (S.WORKING, S.REPORTED, S.ENDING, S.SELF_HANDLED, S.CLEANING, S.OVER),
-    S.WORKING: (S.REPORTED, S.ENDING, S.RANK_0_LOST, S.SELF_HANDLED, S.OVER),
-    S.REPORTED: (S.ENDING, S.RANK_0_LOST),
-    S.RANK_0_LOST: (S.ENDING, S.CLEANING, S.OVER),
-    S.ENDING: (S.CLEANING, S.OVER),
-    S.SELF_HANDLED: (S.REPORTED, S.ENDING, S.CLEANING, S.OVER),
-    S.CLEANING: (S.OVER,),
-    S.OVER: (),
-}
-IGNORED: dict[State, tuple[State, ...]] = {  # events that come late, or are overruled
-    S.REPORTED: (S.SELF_HANDLED, S.OVER),
-    S.RANK_0_LOST: (S.REPORTED, S.SELF_HANDLED),
-    S.SELF_HANDLED: (S.WORKING, S.RANK_0_LOST),
-    S.ENDING: (S.RANK_0_LOST, S.SELF_HANDLED),
-    S.CLEANING: (S.WORKING, S.REPORTED, S.RANK_0_LOST, S.ENDING, S.SELF_HANDLED),
-    S.OVER: (S.WORKING, S.REPORTED, S.RANK_0_LOST, S.ENDING, S.SELF_HANDLED, S.CLEANING),
-}
+class Working(Record):
+    """The rank is a member of its job."""
 
 
-class Watcher(StateMachine[State, events.WatcherAction]):
+class SelfHandled(Record):
+    """The rank prints itself why it ends, or the job has finished."""
+
+
+class AwaitingDecision(Record):
+    """The rank's failure is reported to the coordinator, which decides."""
+
+    report: Report
+
+
+class AwaitingLauncher(Record):
+    """Rank 0 has ended (`closed`) or is unreachable, so the launcher may end the job. This rank may have failed too."""
+
+    closed: bool
+    report: Report | None
+
+
+class Ending(Record):
+    """The rank ends, or has to. If it fails, it follows `decision`; `is_sent`: it has got that."""
+
+    decision: protocol.Decision
+    is_sent: bool
+
+
+class Over(Record):
+    """The rank has left its job, or has ended; at most its descendants are still to be ended."""
+
+
+Phase = Starting | Working | SelfHandled | AwaitingDecision | AwaitingLauncher | Ending | Over
+
+
+class Watcher(StateMachine[Phase, events.WatcherAction]):
     """Reports to the coordinator why its rank ends, and ends it when the coordinator decides so.
 
     Without a coordinator it assumes that its rank failed first, unless that has lost another rank, or its launcher may
     have ended it.
     """
 
-    transitions = TRANSITIONS
-    ignored = IGNORED
+    transitions: ClassVar = {
+        Starting: ((Working, SelfHandled, AwaitingDecision, Ending, Over), ()),
+        Working: ((SelfHandled, AwaitingDecision, AwaitingLauncher, Ending, Over), ()),
+        SelfHandled: ((AwaitingDecision, Ending, Over), (Working, AwaitingLauncher)),
+        AwaitingDecision: ((AwaitingLauncher, Ending), (SelfHandled, Over)),
+        AwaitingLauncher: ((Ending, Over), (SelfHandled,)),
+        Ending: ((Over,), (SelfHandled, AwaitingLauncher)),
+        Over: ((), (Working, SelfHandled, AwaitingDecision, AwaitingLauncher, Ending)),
+    }
 
     def __init__(self, watched: protocol.WatchedRank, began_s: float) -> None:
         """Begin to watch at `began_s`, on the clock of handle()."""
-        super().__init__(State.STARTING, began_s)
+        super().__init__(Starting(), began_s)
         self.watched = watched
         self.member: RankIdentity | None = None  # once the rank has joined its job
         self.gone = False  # the rank's process
         self.startup = StartupTimeout(watched, began_s)
         self._do(*self.startup.begin_watch())
         self._stack_lines: list[str] = []  # that faulthandler printed
-        self._rank_reported = False  # the rank reported its failure itself
-        self._decision: protocol.Decision | None = None  # what the rank has to do if it fails, once known
-        self._undecided: Report | None = None  # a report without a decision
-        self._no_coordinator = False  # there is none, or none any more
-        self._rank_0_closed = False  # rank 0's node has closed the connection, so it can be reached
-        self._job_finished = False  # in order
-        self._waiting_for_job_end = False  # the rank waits, by its decision
-        self._kill_scheduled = False  # the rank's grace has begun
         self._script_ended = False
+        self._rank_reported = False  # the rank reported its failure itself
+        self._no_coordinator = False  # there is none, or none any more
+        self._job_finished = False  # in order
 
     def handle(self, event: events.WatcherEvent, now_s: float) -> list[events.WatcherAction]:
         """Return the actions for an event at `now_s`, on any monotonic clock."""
@@ -107,7 +114,8 @@ class Watcher(StateMachine[State, events.WatcherAction]):
             case events.NoCoordinator(error):
                 self._no_coordinator = True
                 if error:
-                    self._print(f"the sentinel of {self.watched.name} has no coordinator: {error}")
+                    self._do(events.PrintLine(
+                        f"mpiddp: the sentinel of {self.watched.name} has no coordinator: {error}"))
             case events.StepDaemonGone():
                 self._on_step_daemon_gone()
             case events.Observed(observation):
@@ -117,9 +125,6 @@ class Watcher(StateMachine[State, events.WatcherAction]):
             case _:
                 assert_never(event)
         return self.take_actions()
-
-    def _print(self, text: str) -> None:
-        self._do(events.PrintLine(f"mpiddp: {text}"))
 
     def _on_rank_message(self, message: RankToSentinel | Text | Unreadable) -> None:
         match message:
@@ -131,7 +136,7 @@ class Watcher(StateMachine[State, events.WatcherAction]):
                 self._do(events.CarryOut(message))
             case protocol.RegisterRank(member):
                 self.member = member
-                self._enter(S.WORKING)
+                self._enter(Working())
                 self._do(events.CarryOut(message), *self.startup.on_registered())
             case protocol.Failed(report):
                 self._rank_reported = True
@@ -144,9 +149,9 @@ class Watcher(StateMachine[State, events.WatcherAction]):
             case protocol.CleanupDone() | protocol.QueryUnfinished():
                 self._do(events.ToCoordinator(message))
             case protocol.LocallyHandled():
-                self._enter(S.SELF_HANDLED)
+                self._enter(SelfHandled())
             case protocol.Leave():
-                if self.state is not S.CLEANING and self._enter(S.OVER):  # else the rank is gone already
+                if self._enter(Over()):
                     self._do(WatcherCommand.LEAVE_JOB)
             case Text(line):
                 self._stack_lines.append(line)
@@ -159,8 +164,8 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         """Write the record of this message, and pass the message on without it."""
         if message.record and self.member is not None:
             self._do(events.WriteRecord(self.member.error_file, message.record))
-        if self._decision is not None:
-            self._decision = self._decision._replace(verdict=None)
+        if isinstance(self.phase, Ending):
+            self._enter(Ending(self.phase.decision._replace(verdict=None), self.phase.is_sent))
         self._do(events.ToCoordinator(protocol.ReasonPrinted(message.done)))
 
     def _on_coordinator_message(self, message: CoordinatorToSentinel | Text | Unreadable) -> None:
@@ -177,8 +182,8 @@ class Watcher(StateMachine[State, events.WatcherAction]):
                 self._do(events.WatchProcess(rank, pid))
             case protocol.JobFinished():
                 self._job_finished = True
-                if self.state is S.WORKING:
-                    self._enter(S.SELF_HANDLED)
+                if isinstance(self.phase, Working):
+                    self._enter(SelfHandled())
             case protocol.Admitted() | Text():
                 pass
             case Unreadable(error):
@@ -188,12 +193,10 @@ class Watcher(StateMachine[State, events.WatcherAction]):
 
     def _on_due(self, timer: str) -> None:
         match timer:
-            case "late":
-                self._do(*self.startup.on_due(timer, self._now_s))
-            case "warn" | "start":
+            case "late" | "warn" | "start":
                 self._do(*self.startup.on_due(timer, self._now_s))
                 if self.startup.failed:
-                    self._kill_scheduled = self._enter(S.SELF_HANDLED)
+                    self._enter(SelfHandled())
             case "decision":
                 self._decide_alone()
             case "rank 0 lost":
@@ -206,92 +209,102 @@ class Watcher(StateMachine[State, events.WatcherAction]):
                 self._do(events.ToCoordinator(protocol.ReasonPrinted()))
                 self._finish()
             case "cancel":
-                self._do(WatcherCommand.CANCEL_STEP)
-                self._end_watch()
+                self._do(WatcherCommand.CANCEL_STEP, WatcherCommand.CLEAN_UP)
+
+    @property
+    def _undecided(self) -> Report | None:
+        """The rank's report, if there is no decision yet."""
+        return self.phase.report if isinstance(self.phase, (AwaitingDecision, AwaitingLauncher)) else None
 
     def _report(self, report: Report) -> None:
         """Report to the coordinator why the rank ends, unless there is a decision already."""
         if not self.gone:
             self._do(WatcherCommand.RECORD_DESCENDANTS)
-        if self._decision is not None:
-            self._take_decision(self._decision)
-            return
-        self._undecided = report
-        self._enter(S.REPORTED)
+        match self.phase:
+            case Ending(decision):
+                self._take_decision(decision)
+                return
+            case AwaitingLauncher(closed):
+                self._enter(AwaitingLauncher(closed, report))
+            case _:
+                self._enter(AwaitingDecision(report))
         if not self._no_coordinator:
             self._do(events.SetTimer("decision", DECISION_TIMEOUT_S),
                      events.ToCoordinator(protocol.Failed(report, self.gone)))
         elif self.gone or report.kind != ReportKind.SECONDARY:
             self._decide_alone()
-        elif self.state is not S.RANK_0_LOST:  # the rank that failed first has asked the launcher to end the job
+        elif isinstance(self.phase, AwaitingDecision):  # the rank that failed first has asked the launcher to end all
             self._do(events.SetTimer("decision", LAUNCHER_KILL_TIMEOUT_S))
 
     def _decide_alone(self) -> None:
-        """Decide on a report without the coordinator."""
-        if self._undecided is not None:
-            is_secondary = self.gone and self._no_coordinator and is_maybe_secondary(self._undecided)
-            verdict = None if is_secondary else RootCause(self._undecided)
-            self._take_decision(self._decision or protocol.Decision(verdict, self._undecided.status, True))
-
-    def _print_rank_0_lost(self, consequence: str = "") -> None:
-        """Print once per node that rank 0 is lost; on rank 0's own node rank 1's sentinel prints it."""
-        assert self.member
-        state = "has ended unexpectedly" if self._rank_0_closed else f"cannot be reached from {self.member.host}"
-        if self.watched.first_on_node or self.member.rank == 1:
-            self._print(f"rank 0 {state}{consequence}")
+        """Decide on a report without the coordinator; pass on a decision that the rank waits for."""
+        if (report := self._undecided) is not None:
+            is_secondary = self.gone and self._no_coordinator and is_maybe_secondary(report)
+            verdict = None if is_secondary else RootCause(report)
+            self._take_decision(protocol.Decision(verdict, report.status, abort=True))
+        elif isinstance(self.phase, Ending) and self._rank_reported and not self.phase.is_sent:
+            self._take_decision(self.phase.decision)
 
     def _take_decision(self, decision: protocol.Decision) -> None:
         """Pass a decision on to the rank; if that has ended, do what the rank would have to do."""
         self._do(events.CancelTimer("decision"))
-        self._decision, self._undecided, self._waiting_for_job_end = decision, None, not decision.abort
-        self._enter(S.ENDING)
+        self._begin_end(decision, is_sent=True)
         if self.gone:
             self._clean_up()
         else:
             self._do(events.ToRank(decision))
-            self._kill_in_time()
+
+    def _begin_end(self, decision: protocol.Decision, is_sent: bool) -> None:
+        """Begin the rank's grace, after which it is killed, unless it has begun or the rank's start has failed."""
+        if self._enter(Ending(decision, is_sent)) and not (self.gone or self.startup.failed):
+            self._do(events.SetTimer("kill", self._grace_s() + FINAL_EXIT_TIMEOUT_S))
 
     def _end_rank(self, end: protocol.JobEnds) -> None:
         """End the rank because the job ends: ask it to end by itself, if it can, and kill it when its grace is over."""
-        if self.state in (S.CLEANING, S.OVER):
-            return
-        self._enter(S.ENDING)
-        if self._decision is None or self._decision.verdict is None:
-            self._decision = protocol.Decision(None, end.status, end.abort)
-        if self.gone:  # its report and this message have crossed
-            self._take_decision(self._decision)
-            return
+        decision, is_sent, waits = protocol.Decision(None, end.status, end.abort), False, end.waits
+        match self.phase:
+            case Over():
+                return
+            case AwaitingDecision() if self.gone:  # its report and this message have crossed
+                self._take_decision(decision)
+                return
+            case Ending(earlier, is_sent=True):
+                decision, is_sent, waits = earlier, True, waits or not earlier.abort
+        self._begin_end(decision, is_sent)
         self._do(WatcherCommand.RECORD_DESCENDANTS)
-        if end.abort and (end.waits or self._waiting_for_job_end or not self._rank_reported):
+        if end.abort and (waits or not self._rank_reported):
             self._do(events.ToRank(protocol.EndRank(end.status)), WatcherCommand.SIGNAL_END)
         if not self._rank_reported:
             self._do(WatcherCommand.REQUEST_FLUSH,
                      events.SetTimer("terminate", min(TERMINATION_DELAY_S, self._grace_s())))
-        self._kill_in_time()
 
     def _on_coordinator_lost(self) -> None:
         """Decide alone from now on, also on a report that the coordinator has not answered."""
         self._no_coordinator = True
-        is_own = self._undecided is not None and self._undecided.kind == ReportKind.ERROR
-        if self._job_finished or self._decision is not None or self.gone or is_own:
+        report = self._undecided
+        if self._job_finished or self.gone or report is None or report.kind == ReportKind.ERROR:
             self._decide_alone()
 
     def _on_rank_0_lost(self, closed: bool) -> None:
         """Give the launcher time to end the rank, if rank 0 has ended in the middle of the job."""
         self._on_coordinator_lost()
-        if self._job_finished or not self._enter(S.RANK_0_LOST):
-            return
-        self._rank_0_closed = closed
-        self._do(events.SetTimer("rank 0 lost", LEAVE_TIMEOUT_S if self._script_ended else LAUNCHER_KILL_TIMEOUT_S))
+        if not self._job_finished and self._enter(AwaitingLauncher(closed, self._undecided)):
+            self._do(events.SetTimer("rank 0 lost", LEAVE_TIMEOUT_S if self._script_ended else LAUNCHER_KILL_TIMEOUT_S))
 
     def _end_without_coordinator(self) -> None:
         """End the rank: rank 0 and its sentinel have ended, and the launcher has not ended this rank."""
+        if isinstance(self.phase, AwaitingLauncher):
+            assert self.member
+            self._print_rank_0_lost(self.phase.closed, f"; ending the ranks on {self.member.host}")
+            self._end_rank(protocol.JobEnds(1, abort=True))
+            self._decide_alone()
+
+    def _print_rank_0_lost(self, closed: bool, consequence: str = "") -> None:
+        """Print once per node that rank 0 is lost; on rank 0's own node rank 1's sentinel prints it."""
         assert self.member
-        if self.gone or self.state is not S.RANK_0_LOST:
-            return
-        self._print_rank_0_lost(f"; ending the ranks on {self.member.host}")
-        self._end_rank(protocol.JobEnds(1, abort=True))
-        self._decide_alone()
+        loss = "has ended unexpectedly" if closed else f"cannot be reached from {self.member.host}"
+        if self.watched.first_on_node or self.member.rank == 1:
+            self._do(events.PrintLine(f"mpiddp: rank 0 {loss}{consequence}"))
 
     def _on_rank_gone(self, event: events.RankGone) -> None:
         """Report on a rank that has ended, unless it has done so, and end its descendants."""
@@ -299,55 +312,47 @@ class Watcher(StateMachine[State, events.WatcherAction]):
         self._do(*(events.CancelTimer(name) for name in ("start", "warn", "late", "terminate", "kill")))
         stack = extract_crash_stack(self._stack_lines)
         self._do(events.SendCrashStack(truncate_middle(stack, MAX_STACK_CHARS)))
-        if self.state is S.STARTING:
-            self._do(*self.startup.report_death(describe_early_death(event.status, event.out_of_memory)))
-        if self.state is S.RANK_0_LOST and not self._script_ended:
-            self._print_rank_0_lost()
-        if self.state is S.WORKING and self.member is not None:
-            self._report(truncate_report(make_death_report(self.member, event.status, event.out_of_memory, stack)))
-        elif self.state is not S.REPORTED:
-            self._clean_up()
-        elif self._no_coordinator:
-            self._decide_alone()
+        match self.phase:
+            case Working():
+                assert self.member
+                self._report(truncate_report(make_death_report(self.member, event.status, event.out_of_memory, stack)))
+                return
+            case AwaitingDecision():
+                if self._no_coordinator:
+                    self._decide_alone()
+                return
+            case Starting():
+                self._do(*self.startup.report_death(describe_early_death(event.status, event.out_of_memory)))
+            case AwaitingLauncher(closed) if not self._script_ended:
+                self._print_rank_0_lost(closed)
+        self._clean_up()
 
     def _on_step_daemon_gone(self) -> None:
         """Report it to the coordinator; if there is none yet, print it and end the rank: no other process does."""
-        if self.state is not S.STARTING:
+        if isinstance(self.phase, Starting):
+            self._do(*self.startup.end_rank(STEP_DAEMON_KILLED))
+            self._enter(SelfHandled())
+        else:
             self._do(events.ToCoordinator(protocol.StepDaemonLost()))
-            return
-        self._do(*self.startup.end_rank(STEP_DAEMON_KILLED))
-        self._kill_scheduled = self._enter(S.SELF_HANDLED)
 
     def _clean_up(self) -> None:
         """Print the reason if it is not printed yet; then end the rank's descendants, and this process."""
-        if not self._enter(S.CLEANING):
+        verdict = self.phase.decision.verdict if isinstance(self.phase, Ending) else None
+        if not self._enter(Over()):
             return
-        if self._decision is not None and self._decision.verdict is not None:
+        if verdict is not None:
             error_file = self.member.error_file if self.member else ""
             after_s = self._now_s - self.startup.began_s
             self._do(events.ToCoordinator(protocol.ReasonPrinted(done=False)),
                      events.SetTimer("printed", LAUNCHER_FORWARDING_S),
-                     events.PrintReason(self._decision.verdict, self.member, after_s, error_file))
+                     events.PrintReason(verdict, self.member, after_s, error_file))
         else:
             self._finish()
 
     def _finish(self) -> None:
         """Release the ranks that wait for this one."""
-        self._do(events.ToCoordinator(protocol.CleanupDone()), WatcherCommand.END_OTHERS)
-        if self.startup.failed:
-            self._do(events.SetTimer("cancel", REPORTS_SPREAD_S))
-        else:
-            self._end_watch()
-
-    def _end_watch(self) -> None:
-        self._enter(S.OVER)
-        self._do(WatcherCommand.CLEAN_UP)
+        self._do(events.ToCoordinator(protocol.CleanupDone()), WatcherCommand.END_OTHERS,
+                 events.SetTimer("cancel", REPORTS_SPREAD_S) if self.startup.failed else WatcherCommand.CLEAN_UP)
 
     def _grace_s(self) -> float:
         return self.member.grace_s if self.member else HARD_GRACE_S
-
-    def _kill_in_time(self) -> None:
-        """Schedule the kill of the rank for the end of its grace, which begins now, unless it is scheduled."""
-        if not self._kill_scheduled:
-            self._kill_scheduled = True
-            self._do(events.SetTimer("kill", self._grace_s() + FINAL_EXIT_TIMEOUT_S))

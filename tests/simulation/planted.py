@@ -33,13 +33,13 @@ def hasty(reports: Sequence[Report], waited_s: float, context: FailureContext) -
 def give_up(self: Watcher) -> None:
     """Take the death of rank 0's sentinel for that of rank 0."""
     self._no_coordinator = True
-    self._enter(watcher.State.RANK_0_LOST)
+    self._enter(watcher.AwaitingLauncher(closed=True, report=self._undecided))
     self._do(events.SetTimer("rank 0 lost", LAUNCHER_KILL_TIMEOUT_S))
 
 
 BUGS: dict[str, Callable[[], Any]] = {
     "nobody is told that the job ends": lambda: mock.patch.object(Coordinator, "_begin_end", nothing),
-    "a rank whose grace is over is not killed": lambda: mock.patch.object(Watcher, "_kill_in_time", nothing),
+    "a rank whose grace is over is not killed": lambda: mock.patch.object(watcher, "FINAL_EXIT_TIMEOUT_S", 1e9),
     "a lost coordinator is not missed": lambda: mock.patch.object(Watcher, "_on_rank_0_lost", nothing),
     "what its rank cannot tell is not told": lambda: mock.patch.object(Coordinator, "_print_if_unprinted", nothing),
     "the last report is taken for the first": lambda: mock.patch.object(coordinator, "select_root_cause", last_named),

@@ -13,7 +13,7 @@ from mpiddp.base.ranks import RankIdentity
 from mpiddp.failure.root_cause import NOBODY, JobActivity, Report, ReportKind, RootCause
 from mpiddp.ipc.channel import Text, Unreadable
 from mpiddp.sentinel import events, protocol
-from mpiddp.sentinel.coordinator import Coordinator, State
+from mpiddp.sentinel.coordinator import Coordinator, Ending
 from mpiddp.sentinel.coordinator_server import OWN_LINK, is_for_own_watcher
 from mpiddp.sentinel.protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S, WatchedRank
 from mpiddp.sentinel.state_machine import StateMachine
@@ -169,7 +169,7 @@ class World:
 
     def note_coordinator_lost(self) -> None:
         """Note when a fault took the coordinator, if that was before it had told all ranks to end."""
-        if self.server.coordinator.state is not State.ENDING and not all(rank.left for rank in self.ranks):
+        if not isinstance(self.server.coordinator.phase, Ending) and not all(rank.left for rank in self.ranks):
             self.coordinator_gone_s = self.now
 
     def kill_all(self, after_s: float) -> None:
