@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from .shell import Node, parse, read_text
+from tree_sitter import Node
+
+from .shell import parse, read_text
 
 # Commands that only look at something or print it: a statement of these alone has no other effect than its variables.
 HARMLESS = frozenset((
-    "[", "[[", "awk", "basename", "cat", "cut", "date", "declare", "dirname", "echo", "export", "expr", "false", "getent",
-    "grep", "head", "hostname", "local", "nslookup", "nvidia-smi", "printf", "readonly", "scontrol", "sed", "shuf",
-    "sort", "tail", "test", "tr", "true", "uniq", "wc", "which", ":",
+    ":", "[", "[[", "awk", "basename", "cat", "cut", "date", "declare", "dirname", "echo", "export", "expr", "false",
+    "getent", "grep", "head", "hostname", "local", "nslookup", "nvidia-smi", "printf", "readonly", "scontrol", "sed",
+    "shuf", "sort", "tail", "test", "tr", "true", "uniq", "wc", "which",
 ))
 REFERENCE = re.compile(r"\$\{?[#!]?([A-Za-z_]\w*)")
 ARITHMETIC = re.compile(r"\(\((.*?)\)\)", re.DOTALL)
@@ -126,10 +130,10 @@ def keep_what_is_read(statements: Sequence[Statement], found: list[Statement], r
     while True:
         kept = [statement for statement in statements if statement not in found and not statement.is_comment]
         read = references(rest).union(*(references(statement.text) for statement in kept))
-        called = frozenset[str]().union(*(statement.commands for statement in kept))
+        called = frozenset[str]().union(*(statement.commands for statement in kept)) - {""}
         functions = {statement.function for statement in found if statement.function}
-        still = [statement for statement in found if not statement.assigned & read and statement.function not in called - {""}
-                 and statement.commands <= HARMLESS | functions]
+        still = [statement for statement in found if not statement.assigned & read
+                 and statement.function not in called and statement.commands <= HARMLESS | functions]
         if len(still) == len(found):
             return found
         found = still
@@ -147,3 +151,54 @@ def remove_exports(text: str, names: frozenset[str]) -> str:
         return text
     words = [read_text(node.children[0])] if node.type == "declaration_command" else []
     return " ".join([*words, *map(read_text, kept)]) if kept else ""
+
+
+def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
+    """Return a text in which places have new text."""
+    for begin, end, new in sorted(edits, reverse=True):
+        text = text[:begin] + new + text[end:]
+    return text
+
+
+def find_comments(statements: Sequence[Statement], removed: Sequence[Statement], text: str) -> list[Statement]:
+    """Return the comments in the lines right above statements that are removed."""
+    found: list[Statement] = []
+    for statement, following in reversed([*pairwise(statements)]):
+        is_above = text[statement.end:following.begin].strip(" \t") in ("\n", "")
+        is_plain = statement.is_comment and not re.match(r"#(!|#?SBATCH|#?PBS|#?BSUB|flux:)", statement.text)
+        if is_plain and is_above and (following in removed or following in found):
+            found.append(statement)
+    return found
+
+
+def remove_empty_lines(text: str, before: str) -> str:
+    """Return a text without the lines that have become empty."""
+    old = before.split("\n")
+    kept: list[str] = []
+    new = text.split("\n")
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    for kind, _, _, begin, end in matcher.get_opcodes():
+        kept += [line for line in new[begin:end] if kind == "equal" or line.strip()]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).rstrip("\n") + "\n"
+def find_place(text: str, line: int, part: str) -> tuple[int, int] | None:
+    """Return where a command stands that begins in a line; the command in that line if it comes from an eval."""
+    begin = 0
+    for _ in range(line - 1):
+        begin = text.index("\n", begin) + 1
+    line_end = text.find("\n", begin)
+    line_end = len(text) if line_end < 0 else line_end
+    found = text.find(part, begin)
+    if 0 <= found <= line_end:
+        return found, found + len(part)
+    data = text.encode()
+    for node in iterate_nodes(parse(text)):
+        if node.type == "command" and node.start_point.row == line - 1:
+            return len(data[:node.start_byte].decode()), len(data[:node.end_byte].decode())
+    return None
+
+
+def iterate_nodes(node: Node) -> Iterator[Node]:
+    """Yield a node and all below it."""
+    yield node
+    for child in node.named_children:
+        yield from iterate_nodes(child)
