@@ -23,7 +23,6 @@ PYTHON_LINE = re.compile(r"(import [\w.]+( as \w+)?|from [\w.]+ import [\w.*, ]+
 SLURM_VARIABLES = {
     "SLURM_CPUS_PER_TASK": "cpus-per-task", "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
     "SLURM_GPUS_PER_NODE": "gpus-per-node", "SLURM_GPUS_PER_TASK": "gpus-per-task", "SLURM_GPUS": "gpus",
-    "SLURM_JOB_NAME": "job-name", "SLURM_JOB_PARTITION": "partition", "SLURM_JOB_ACCOUNT": "account",
     "SLURM_NTASKS_PER_GPU": "ntasks-per-gpu",
 }
 
@@ -95,7 +94,11 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
             options |= directive.options
             option_lines |= dict.fromkeys(directive.options, directive.line)
     request = read_request(scheduler, options)
-    shell = Shell({**environ, **scheduler_variables(scheduler, options, request)}, is_empty_if_unset)
+
+    def is_empty(name: str) -> bool:
+        return is_empty_if_unset(name) or (scheduler is Scheduler.SLURM and name in SLURM_VARIABLES)
+
+    shell = Shell({**environ, **scheduler_variables(scheduler, options, request)}, is_empty)
     try:
         shell.follow(parse(text.encode(errors="replace").decode()))
     except QuoteError as error:
@@ -103,7 +106,7 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
     exported = {name: value for name, value in shell.variables.items()
                 if name in shell.exported and isinstance(value, str)}
     reader = Reader({name: value for name, value in exported.items() if shell.show(value) == value},
-                    is_empty_if_unset, lambda name: open_script(path, name))
+                    is_empty, lambda name: open_script(path, name))
     launches = tuple(launch for command in shell.commands if (launch := reader.read(command)) is not None)
     if not directives and not launches:
         raise NotABatchScript("is no job script: it has no directives (#SBATCH, #PBS, #BSUB, #flux:) and starts no "
@@ -135,6 +138,7 @@ def scheduler_variables(scheduler: Scheduler, options: Mapping[str, str], reques
     if scheduler is not Scheduler.SLURM:
         return {}
     names = {name: options[option] for name, option in SLURM_VARIABLES.items() if options.get(option)}
+    names |= {"SLURM_JOB_NAME": options["job-name"]} if "job-name" in options else {}
     numbers = {"SLURM_NNODES": request.nodes, "SLURM_JOB_NUM_NODES": request.nodes, "SLURM_NTASKS": request.tasks,
                "SLURM_NPROCS": request.tasks, "SLURM_GPUS_ON_NODE": request.gpus_per_node}
     return {**names, **{name: str(value) for name, value in numbers.items() if value is not None}}

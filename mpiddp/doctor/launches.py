@@ -100,6 +100,7 @@ class Launch:
     is_background: bool = False
     in_loop: bool = False
     folder: str | None = ""
+    outputs: tuple[Word, ...] = ()
 
     @property
     def container(self) -> str:
@@ -135,7 +136,8 @@ class Reader:
         """Return the launch that a command is, None if it is none."""
         words = list(command.words)
         base = Launch(command.line, command.text, assignments=command.assignments,
-                      is_background=command.is_background, in_loop=command.in_loop, folder=command.folder)
+                      is_background=command.is_background, in_loop=command.in_loop, folder=command.folder,
+                      outputs=command.outputs)
         words, before = skip_wrappers(words)
         words, supervised = split_supervise(words)
         if not words:
@@ -226,9 +228,9 @@ def find_shell_text(words: Sequence[str]) -> tuple[str, str | None, list[str]]:
 
 def split_supervise(words: list[Word]) -> tuple[list[Word], tuple[str, ...] | None]:
     """Return the command that mpiddp.supervise starts, and its own options; None if it is not supervised."""
-    if "mpiddp.supervise" not in words:
+    begin = next((position + 1 for position, word in enumerate(words) if word == "mpiddp.supervise"), 0)
+    if not begin:
         return words, None
-    begin = words.index("mpiddp.supervise") + 1
     end = next((position for position in range(begin, len(words))
                 if os.path.basename(words[position]) in LAUNCHERS or PROGRAM.fullmatch(words[position])), len(words))
     return words[end:], tuple(words[begin:end])

@@ -375,7 +375,7 @@ class Shell:
     def _read_outputs(self, redirect: Node) -> list[Word]:
         """Return the files that a redirection writes."""
         files = [redirect] if redirect.type == "file_redirect" else redirect.children_by_field_name("redirect")
-        targets = []
+        targets: list[Word] = []
         for file in files:
             sign = next((child.type for child in file.children if child.type.startswith(("&>", ">"))), "")
             target = file.child_by_field_name("destination")
