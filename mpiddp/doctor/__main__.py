@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         write_line(NEEDS_PARSER)
         return EXIT_USAGE
+    if options.convert:
+        return print_conversion(options.script)
     from .report import as_json, format_findings
     from .rules import Host, check
 
@@ -47,12 +49,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return print_answer(text) or int(bool(findings))
 
 
+def print_conversion(path: str) -> int:
+    """Print what changes in a job script so that it starts mpiddp; return the exit status, 1 if nothing does."""
+    from .batch_script import NotABatchScript, open_script, read
+    from .conversion import convert, format_diff
+
+    try:
+        script = read(path)  # without this shell's variables: the new script keeps their names
+    except NotABatchScript as error:
+        write_line(f"mpiddp.doctor: {path} {error}")
+        return EXIT_USAGE
+    changes = format_diff(script, convert(script, lambda name: open_script(path, name)))
+    if not changes:
+        write_line(f"mpiddp.doctor: {path} has nothing to convert: it starts neither torchrun, nor accelerate launch, nor "
+                   "Python by srun or mpirun")
+        return 1
+    return print_answer(changes.rstrip("\n"))
+
+
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's options; raise argparse.ArgumentTypeError with the line for the user."""
     parser = Parser(prog="mpiddp.doctor", usage="python -m mpiddp.doctor [options] job.sh", description=DESCRIPTION,
                     allow_abbrev=False)
     parser.add_argument("script", metavar="job.sh", help="the job script; files are looked for from the current folder, "
                         "from which you submit it")
+    parser.add_argument("--convert", action="store_true", help="print the changes, as a diff, by which the job "
+                        "script starts mpiddp instead of torchrun or accelerate launch; `# check:` marks what is not "
+                        "certain")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
     return parser.parse_args(arguments)

@@ -82,7 +82,7 @@ def format_diff(script: BatchScript, text: str) -> str:
     """Return the changes to a script as a unified diff, empty if there are none."""
     name = os.path.basename(script.path)
     lines = difflib.unified_diff(
-        script.text.splitlines(), text.splitlines(), name, f"{name} (with mpiddp)", lineterm="")
+        script.text.splitlines(), text.splitlines(), name, name, tofiledate="with mpiddp", lineterm="")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -192,7 +192,7 @@ def add_local_rank(launch: Launch, new: Replacement, read_file: ReadFile) -> Non
     text = read_file(os.path.join(launch.folder or "", name)) if name else None
     if text is None:
         new.checks.append(f"if {name or 'the module'} parses --local_rank, add --pass-local-rank=--local_rank")
-    elif option := LOCAL_RANK_OPTION.search(text.encode()):
+    elif "LOCAL_RANK" not in text and (option := LOCAL_RANK_OPTION.search(text.encode())):
         spelling = option[1].decode()
         new.options.append("--pass-local-rank" + ("" if spelling == "--local-rank" else f"={spelling}"))
 

@@ -90,10 +90,10 @@ def edit_directive(line: str, changes: Mapping[str, str | None]) -> tuple[str, f
     """Return a directive with other values, and which of them it has; the comment behind a new value is left out."""
     found = set()
     for name, value in changes.items():
-        pattern = rf"(?<=\s){SPELLINGS.get(name, f'(--{name})')}(?:=|\s+|(?<=-\w))([^\s#-]\S*)(\s+#.*)?"
+        pattern = rf"\s+{SPELLINGS.get(name, f'(--{name})')}(?:=|\s+|(?<=-\w))([^\s#-]\S*)(\s+#.*)?"
         if re.search(pattern, line):
             found.add(name)
-            line = re.sub(pattern, "" if value is None else f"--{name}={value}", line).rstrip()
+            line = re.sub(pattern, "" if value is None else f" --{name}={value}", line)
     return line, frozenset(found)
 
 

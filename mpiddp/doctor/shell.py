@@ -144,7 +144,8 @@ class Shell:
         self._is_empty = is_empty
         self._functions: dict[str, Node] = {}
         self._calls: list[str] = []
-        self._parameters = None if parameters is None else list(parameters)
+        self._parameters = None if parameters is None else [
+            self._mark(word) if getattr(word, "unknown", ()) else str(word) for word in parameters]
         self._folder: str | None = ""
         self._line: int | None = None  # of the eval whose text is followed
         self._loops = 0
