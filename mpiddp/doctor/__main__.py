@@ -51,8 +51,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's options; raise argparse.ArgumentTypeError with the line for the user."""
     parser = Parser(prog="mpiddp.doctor", usage="python -m mpiddp.doctor [options] job.sh", description=DESCRIPTION,
                     allow_abbrev=False)
-    parser.add_argument("script", metavar="job.sh", help="the job script; files are looked for from the current folder, "
-                        "from which you submit it")
+    parser.add_argument("script", metavar="job.sh", help="the job script; files are looked for from the current "
+                        "folder, from which you submit it")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
     return parser.parse_args(arguments)
