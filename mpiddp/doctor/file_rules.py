@@ -8,19 +8,19 @@ from collections.abc import Iterator
 
 from .batch_script import Command, Program, Scheduler
 from .findings import GPU_OPTIONS, Context, Problem, Severity, Step, find_option, rule
+from .launch_rules import find_option_error
 
 MAKERS = ("cp", "rsync", "tar", "unzip", "git", "wget", "curl", "sbcast", "ln", "mkdir", "touch", "mv", "cat", "tee",
           "python", "python3", "srun", "conda", "uv", "pip", "apptainer", "singularity", "virtualenv", "hf",
           "huggingface-cli", "envsubst", "sed", "echo", "printf")
-NODE_FOLDERS = re.compile(r"(/tmp|/var/tmp|/dev/shm|/local(scratch|_scratch|disk)?|/scratch/local|/mnt/nvme|/lscratch)(/|$)|"
-                          r"\$\{?(TMPDIR|SLURM_TMPDIR|LOCAL_SCRATCH|LOCALSCRATCH|JOB_TMPDIR)\b")
-JOB_FIELDS = r"%[ajAJu]|%x|\$|\{\{"
+NODE_FOLDERS = re.compile(r"(/tmp|/var/tmp|/dev/shm|/local(scratch|_scratch|disk)?|/scratch/local|/mnt/nvme|/lscratch)"
+                          r"(/|$)|\$\{?(TMPDIR|SLURM_TMPDIR|LOCAL_SCRATCH|LOCALSCRATCH|JOB_TMPDIR)\b")
 WRONG_CHARACTERS = re.compile("[\u2013\u2014\u201c\u201d\u2018\u2019\u00a0]")
 CONDA_FOLDERS = r"conda|miniforge|mambaforge"
 PYTHON_MODULES = re.compile(r"(python|anaconda|miniconda|conda|pytorch|torch|cray-python|miniforge)", re.IGNORECASE)
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE")
-CACHES = ("TRITON_CACHE_DIR", "TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR", "MIOPEN_USER_DB_PATH", "MIOPEN_CUSTOM_CACHE_DIR",
-          "CUDA_CACHE_PATH")
+CACHES = ("TRITON_CACHE_DIR", "TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR", "MIOPEN_USER_DB_PATH",
+          "MIOPEN_CUSTOM_CACHE_DIR", "CUDA_CACHE_PATH")
 SLOW_VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": ("1", "each kernel waits for the one before: for debugging only"),
     "TORCH_DISTRIBUTED_DEBUG": ("DETAIL", "each collective is checked by another one: for debugging only"),
@@ -57,7 +57,8 @@ def check_directive_text(context: Context) -> Iterator[Problem]:
                               "the output goes to a folder with that name" if is_output else "it refuses the value"),
                           "#SBATCH --output=%x-%j.out     # %u user, %x job name, %j job number" if is_output else "")
         elif context.script.scheduler is Scheduler.PBS and " #" in directive.text:
-            yield Problem(Severity.ERROR, directive.line, "a comment behind a directive of PBS", "qsub refuses it", text)
+            yield Problem(Severity.ERROR, directive.line, "a comment behind a directive of PBS", "qsub refuses it",
+                          text)
     for number, line in enumerate(context.script.lines, 1):
         if re.match(r"#(sbatch|SBTACH|SBACTH|SBATHC|SABTCH|SBATCh|Sbatch)\b|#SBATCH-|[ \t]+#SBATCH\s+-", line):
             yield Problem(Severity.ERROR, number, "not read as a directive", "it must begin with '#SBATCH '",
@@ -91,7 +92,8 @@ def check_missing_file(context: Context) -> Iterator[Problem]:
     script, host = context.script, context.host
     base = script.options.get("chdir", "")
     if base and "$" not in base and "%" not in base and not host.is_folder(base):
-        yield Problem(Severity.ERROR, context.option_line("chdir"), f"no such folder: {base}", "the job cannot start in it")
+        yield Problem(Severity.ERROR, context.option_line("chdir"), f"no such folder: {base}",
+                      "the job cannot start in it")
         return
     for command in script.commands:
         path = find_activation(command)
@@ -103,11 +105,11 @@ def check_missing_file(context: Context) -> Iterator[Problem]:
         if image and not is_here(context, launch.folder, image):
             yield Problem(Severity.ERROR, launch.line, f"no such image: {image}", "the container cannot be started")
         path = launch.script
-        if path and "/" not in path and launch.program is Program.OTHER:
+        if launch.program is Program.MPIDDP and find_option_error(launch):
             continue
         if path and not launch.container and not is_here(context, launch.folder, path):
             yield Problem(Severity.ERROR, launch.line, f"no such file: {path}",
-                          f"seen from {os.path.join(base, launch.folder or '') or 'the folder where you submit the job'}")
+                          f"looked for in {os.path.join(base, launch.folder or '') or 'the current folder'}")
         config = find_option(launch.options, "config-file")
         if config and "$" not in config and not launch.container and not is_here(context, launch.folder, config):
             yield Problem(Severity.ERROR, launch.line, f"no such file: {config}", "accelerate cannot read it")
@@ -217,7 +219,8 @@ def check_other_python(context: Context) -> Iterator[Problem]:
                      if last.line < command.line < line and command.words[0] in ("module", "ml")
                      and any(PYTHON_MODULES.match(word) for word in command.words[1:])]
             for command in later[:1]:
-                yield Problem(Severity.WARNING, command.line, f"a module with a Python behind the environment of line {last.line}",
+                yield Problem(Severity.WARNING, command.line,
+                              f"a module with a Python behind the environment of line {last.line}",
                               "its Python comes first in PATH and hides that of the environment",
                               f"{command.text}     # above line {last.line}")
 
@@ -239,7 +242,8 @@ def check_conda_base(context: Context) -> Iterator[Problem]:
     words = last.words
     is_conda = words[0] in ("conda", "mamba", "micromamba")
     name = next(iter(words[2:3]), "base")
-    if (is_conda or re.search(CONDA_FOLDERS, words[1]) and "/envs/" not in words[1]) and name == "base":
+    in_base = re.search(CONDA_FOLDERS, words[1]) is not None and "/envs/" not in words[1]
+    if (is_conda or in_base) and name == "base":
         yield Problem(Severity.WARNING, last.line, "conda's base environment",
                       "it seldom has torch and mpi4py, and packages in it disturb conda itself",
                       f"{' '.join(words[:2])} NAME")
@@ -285,7 +289,8 @@ def check_copied_variables(context: Context) -> Iterator[Problem]:
     programs = {step.launch.program for step in context.steps}
     if names and programs == {Program.MPIDDP}:
         yield Problem(Severity.NOTE, min(lines.values()), f"{', '.join(names)}: mpiddp sets "
-                      f"{'them' if len(names) > 1 else 'it'} itself", "the lines have no effect on the ranks and can go")
+                      f"{'them' if len(names) > 1 else 'it'} itself",
+                      "the lines have no effect on the ranks and can go")
 
 
 @rule("slow-variables", "variables that slow training down")
@@ -307,7 +312,7 @@ def check_no_gpus(context: Context) -> Iterator[Problem]:
         return
     for step in context.steps:
         launch = step.launch
-        if {"gres", "gpus", "gpus-per-task", "gpus-per-node"} & set(launch.launcher_options) or "exclusive" in script.options:
+        if "exclusive" in script.options or set(GPU_OPTIONS) & set(launch.launcher_options):
             continue
         needs = "--nv" in launch.wrapper_words or "--rocm" in launch.wrapper_words or (
             find_option(launch.options, "backend") == "nccl" or find_option(launch.options, "device") == "cuda")

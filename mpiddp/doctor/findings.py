@@ -15,8 +15,8 @@ from .directives import complete, number, parse_gpus, read_request
 from .launches import MPI_LAUNCHERS
 
 STARTERS = (Program.TORCHRUN, Program.TORCH_LAUNCH, Program.ACCELERATE, Program.DEEPSPEED)  # of the ranks of a node
-GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "select", "nodes", "gpu")
-TASK_OPTIONS = ("ntasks-per-node", "ntasks", "select", "nodes")
+GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "select", "gpu")
+TASK_OPTIONS = ("ntasks-per-node", "ntasks")
 
 
 class Severity(enum.IntEnum):
@@ -117,8 +117,8 @@ class Context:
     def modules(self) -> tuple[str, ...]:
         """The modules that the script loads."""
         return tuple(word for command in self.script.commands
-                     if command.words[0] in ("module", "ml") and not ({"purge", "unload", "use"} & set(command.words[1:2]))
-                     for word in command.words[1:] if word not in ("load", "add", "swap", "switch", "restore", "save")
+                     if command.words[0] in ("module", "ml") and command.words[1:2] not in (("unload",), ("use",))
+                     for word in command.words[1:] if word not in ("load", "add", "swap", "switch", "restore", "purge")
                      and not word.startswith("-"))
 
     def option_line(self, *names: str) -> int | None:
@@ -204,7 +204,8 @@ def is_mpirun(launch: Launch) -> bool:
 
 def count(number_of: int, noun: str) -> str:
     """Return a number with its noun."""
-    return f"{number_of} {noun}{'s' * (number_of != 1)}"
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number_of} {noun}{plural * (number_of != 1)}"
 
 
 def insert_option(launch: Launch, option: str) -> str:
@@ -218,7 +219,8 @@ def insert_option(launch: Launch, option: str) -> str:
 def parse_memory_mb(text: str) -> float | None:
     """Return a size as Slurm reads it, in MB; None if it cannot be read."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)[Bb]?", text, re.IGNORECASE)
-    return float(match[1]) * {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}[match[2].upper()] if match else None
+    units = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
+    return float(match[1]) * units[match[2].upper()] if match else None
 
 
 __all__ = ["GPU_OPTIONS", "RULES", "STARTERS", "TASK_OPTIONS", "Context", "Finding", "Host", "Problem", "Rule",

@@ -14,7 +14,9 @@ from .launches import LAUNCHERS
 # What a module's name begins with, if it is of an MPI that srun must be told of; or of a Cray, where it need not.
 MPI_MODULES = {"Open MPI": r"(openmpi|ompi|hpcx)\b", "Intel MPI": r"(impi|intel-?mpi)\b",
                "MPICH": r"(mpich|mvapich2?)\b"}
-CRAY_SIGNS = r"cray|prgenv|\bcpe\b|cudatoolkit|libfabric|aws-ofi|shifter|podman-hpc|uenv|MPICH_|\bFI_|\bhsn\d?|slingshot|--network="
+CRAY_SIGNS = (r"cray|prgenv|\bcpe\b|cudatoolkit|libfabric|aws-ofi|shifter|podman-hpc|uenv|MPICH_|\bFI_|\bhsn\d?|"
+              r"slingshot|--network=")
+OPEN_MPI_OPTIONS = ("x", "mca", "npernode", "oversubscribe", "allow-run-as-root", "report-bindings")
 FITTING_MPI = {"Open MPI": "pmix", "Intel MPI": "pmi2", "MPICH": "pmi2"}
 TASK_VARIABLES = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
 INNER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
@@ -42,7 +44,9 @@ def check_mpi_interface(context: Context) -> Iterator[Problem]:
     library, module = find_mpi(context)
     for step in context.steps:
         launch = step.launch
-        if launch.launcher != "srun" or launch.program is not Program.MPIDDP or launch.has_unknown_options or launch.inner:
+        if launch.launcher != "srun" or launch.program is not Program.MPIDDP:
+            continue
+        if launch.has_unknown_options or launch.inner:
             continue
         given = launch.launcher_options.get("mpi")
         if given is None and {"SLURM_MPI_TYPE"} & {*context.script.exported, *launch.assignments}:
@@ -84,7 +88,8 @@ def check_several_mpi(context: Context) -> Iterator[Problem]:
             if re.match(pattern, module.lower()):
                 loaded[name] = module
     if len(loaded) > 1 and context.steps:
-        yield Problem(Severity.WARNING, context.steps[0].launch.line, f"modules of several MPIs: {', '.join(loaded.values())}",
+        yield Problem(Severity.WARNING, context.steps[0].launch.line,
+                      f"modules of several MPIs: {', '.join(loaded.values())}",
                       "launcher and library must be of the same MPI, the one that mpi4py was built with",
                       "python -m mpi4py --mpi-lib-version     # prints which one that is")
 
@@ -102,7 +107,7 @@ def check_nested_launcher(context: Context) -> Iterator[Problem]:
                           replace_launcher(launch))
         elif launch.program is Program.MPIDDP and launch.script_words and (
                 os.path.basename(launch.script_words[0]) in ("torchrun", "accelerate", "deepspeed", *LAUNCHERS)
-                or launch.is_module and launch.script_words[0] in INNER_MODULES):
+                or (launch.is_module and launch.script_words[0] in INNER_MODULES)):
             yield Problem(Severity.ERROR, launch.line, f"mpiddp starts {launch.script_words[0]}",
                           "mpiddp starts the training script itself, once in each rank", "python -m mpiddp train.py")
         elif launch.program in STARTERS and re.search(r"\bmpiddp\b", " ".join(launch.script_words[:1])):
@@ -112,9 +117,8 @@ def check_nested_launcher(context: Context) -> Iterator[Problem]:
         elif launch.program in STARTERS and launch.launcher and per_node and per_node > 1 and not (
                 words.startswith("accelerate") and find_option(launch.options, "num-processes") == "1"):
             processes = step.processes_per_node
-            each = f", each with {count(processes, 'process')[:-1] + 'es' if processes and processes > 1 else '1 process'}"
-            yield Problem(Severity.ERROR, launch.line,
-                          f"{per_node} × {launch.program.value} on each node{each if processes else ''}",
+            each = f", each with {count(processes, 'process')}" if processes else ""
+            yield Problem(Severity.ERROR, launch.line, f"{per_node} times {launch.program.value} on each node{each}",
                           f"{launch.program.value} starts the processes of a node itself: one of it per node is needed",
                           "#SBATCH --ntasks-per-node=1, or without it: python -m mpiddp" if tasks else "")
 
@@ -142,9 +146,10 @@ def check_no_launcher(context: Context) -> Iterator[Problem]:
                               "srun --ntasks-per-node=1 " + python)
         elif (job.tasks or 1) > 1 or (launch.program is Program.MPIDDP and ((job.nodes or 1) > 1 or (
                 job.gpus_per_node or 1) > 1)):
-            many = count(job.tasks, "task") if (job.tasks or 1) > 1 else (
-                count(job.nodes, "node") if (job.nodes or 1) > 1 and job.nodes else count(job.gpus_per_node or 0, "GPU"))
-            start = {Scheduler.SLURM: "srun --mpi=pmix", Scheduler.FLUX: "flux run"}.get(context.script.scheduler, "mpirun")
+            numbers = (job.tasks, "task"), (job.nodes, "node"), (job.gpus_per_node, "GPU")
+            many = next(count(number, noun) for number, noun in numbers if number and number > 1)
+            starts = {Scheduler.SLURM: "srun --mpi=pmix", Scheduler.FLUX: "flux run"}
+            start = starts.get(context.script.scheduler, "mpirun")
             is_ours = launch.program is Program.MPIDDP
             yield Problem(Severity.ERROR, launch.line, f"no launcher: one process for {many}",
                           "the script is started once, on the first node, and trains alone",
@@ -156,12 +161,15 @@ def check_split_world(context: Context) -> Iterator[Problem]:
     """Look at how several nodes' torchrun find each other."""
     for step in context.steps:
         launch, nodes = step.launch, step.request.nodes
-        if launch.program not in (Program.TORCHRUN, Program.TORCH_LAUNCH) or not launch.launcher or not nodes or nodes < 2:
+        if launch.program not in (Program.TORCHRUN, Program.TORCH_LAUNCH):
+            continue
+        if not launch.launcher or not nodes or nodes < 2:
             continue
         given, endpoint = find_option(launch.options, "nnodes"), find_option(launch.options, "rdzv-endpoint") or ""
-        if find_option(launch.options, "standalone") is not None or given in (None, "1"):
-            yield Problem(Severity.ERROR, launch.line,
-                          f"{launch.program.value} {'--standalone' if given is None and '--standalone' in launch.options else 'without --nnodes' if given is None else '--nnodes=1'} on {nodes} nodes",
+        is_standalone = find_option(launch.options, "standalone") is not None
+        if is_standalone or given in (None, "1"):
+            how = "--standalone" if is_standalone else "without --nnodes" if given is None else "--nnodes=1"
+            yield Problem(Severity.ERROR, launch.line, f"{launch.program.value} {how} on {nodes} nodes",
                           "each node trains alone", f"--nnodes={nodes}")
         elif given.isdigit() and int(given) != nodes:
             yield Problem(Severity.ERROR, launch.line, f"--nnodes={given} on {nodes} nodes",
@@ -184,7 +192,7 @@ def check_early_variable(context: Context) -> Iterator[Problem]:
                 yield Problem(Severity.ERROR, launch.line, f"${name} is expanded before {launch.launcher} starts",
                               "the batch script's own value, 0, goes to all tasks",
                               "python -m mpiddp sets the ranks" if launch.program is Program.MPIDDP else
-                              f"{launch.launcher} bash -c '… ${name} …'     # or python -m mpiddp, which sets the ranks")
+                              f"{launch.launcher} bash -c '… ${name} …'     # python -m mpiddp sets the ranks itself")
                 break
 
 
@@ -196,7 +204,8 @@ def check_unset_variable(context: Context) -> Iterator[Problem]:
     for launch in context.script.launches:
         for name, option in SLURM_VARIABLES.items():
             is_used = any(part in (f"${name}", f"${{{name}}}") for part in launch.unknown)
-            if is_used and option not in context.script.options and not (launch.followed and launch.launcher == "srun"):
+            in_task = launch.followed and launch.launcher == "srun"
+            if is_used and option not in context.script.options and not in_task:
                 yield Problem(Severity.ERROR, launch.line, f"${name} is empty without #SBATCH --{option}",
                               "Slurm sets it only if the option is given; the command then has an empty value",
                               f"#SBATCH --{option}={'8' if option == 'cpus-per-task' else '4'}")
@@ -217,7 +226,8 @@ def check_export_none(context: Context) -> Iterator[Problem]:
                           "the tasks get nothing of the environment that the script sets up",
                           insert_option(launch, "--export=ALL") or "unset SLURM_EXPORT_ENV")
         elif own is not None and own.split(",")[0].upper() not in ("ALL", "NIL", "$") and "$" not in own:
-            yield Problem(Severity.ERROR if own.upper() == "NONE" else Severity.WARNING, launch.line, f"srun --export={own}",
+            yield Problem(Severity.ERROR if own.upper() == "NONE" else Severity.WARNING, launch.line,
+                          f"srun --export={own}",
                           "the tasks get nothing else of the environment, such as the modules' PATH",
                           "srun --export=ALL" + ("" if own.upper() == "NONE" else f",{own}"))
 
@@ -225,29 +235,36 @@ def check_export_none(context: Context) -> Iterator[Problem]:
 @rule("unknown-option", "options and MPIDDP_… variables that mpiddp does not have")
 def check_unknown_option(context: Context) -> Iterator[Problem]:
     """Parse mpiddp's options as a start does."""
-    from ..cli import read_config
     from ..options.table import find_unknown_variables
 
     for launch in context.script.trainings:
         if launch.program is not Program.MPIDDP:
             continue
-        words = [word for word in launch.options if "$" not in word]
-        if len(words) < len(launch.options):
-            words = [word for word in words if word.startswith("--") and "=" not in word and not has_value(word)]
-        try:
-            read_config([*words, "script.py"], {})
-        except argparse.ArgumentTypeError as error:
-            text = str(error).removeprefix("mpiddp: ").removesuffix(" (see python -m mpiddp --help)")
+        if text := find_option_error(launch):
             yield Problem(Severity.ERROR, launch.line, text, "mpiddp ends with status 2 before the training",
                           next(iter(re.findall(r"did you mean (--[\w-]+)", text)), "python -m mpiddp --help"))
-        except SystemExit:
-            yield Problem(Severity.ERROR, launch.line, f"{' '.join(words)} prints and ends", "no training is started")
     variables = {**context.script.variables, **{
         name: value for launch in context.script.launches for name, value in launch.assignments.items()}}
     for text in find_unknown_variables(variables):
         name = text.split(" ")[0]
         yield Problem(Severity.WARNING, context.script.variable_lines.get(name), f"no such option: {text}",
                       "the variable has no effect", next(iter(re.findall(r"did you mean (\w+)", text)), ""))
+
+
+def find_option_error(launch: Launch) -> str:
+    """Return what mpiddp would print about its options, empty if they are right or not known."""
+    from ..cli import read_config
+
+    words = [word for word in launch.options if "$" not in word]
+    if len(words) < len(launch.options):
+        words = [word for word in words if word.startswith("--") and "=" not in word and not has_value(word)]
+    if {"--help", "-h", "--version"} & set(words):
+        return ""
+    try:
+        read_config([*words, "script.py"], {})
+    except argparse.ArgumentTypeError as error:
+        return str(error).removeprefix("mpiddp: ").removesuffix(" (see python -m mpiddp --help)")
+    return ""
 
 
 def has_value(option: str) -> bool:
@@ -265,7 +282,8 @@ def check_background_wait(context: Context) -> Iterator[Problem]:
         launch = step.launch
         if launch.is_background and not any(command.words[0] == "wait" and command.line >= launch.line
                                             for command in context.script.commands):
-            yield Problem(Severity.ERROR, launch.line, "the training runs in the background, and nothing waits for it",
+            yield Problem(Severity.ERROR, launch.line,
+                          "the training runs in the background, and nothing waits for it",
                           "the job ends with the script, and kills the training", "wait")
 
 
@@ -274,15 +292,15 @@ def check_mpi_option(context: Context) -> Iterator[Problem]:
     """Compare the options of mpirun with the MPI whose module is loaded."""
     library, module = find_mpi(context)
     foreign = {"Open MPI": ("genv", "genvall", "perhost", "ppn", "bootstrap", "f"),
-               "Intel MPI": ("map-by", "x", "mca", "npernode", "oversubscribe", "allow-run-as-root", "report-bindings"),
-               "MPICH": ("x", "mca", "npernode", "oversubscribe", "allow-run-as-root", "report-bindings")}.get(library, ())
+               "Intel MPI": OPEN_MPI_OPTIONS, "MPICH": OPEN_MPI_OPTIONS}.get(library, ())
     for step in context.steps:
         if not is_mpirun(step.launch):
             continue
         words = step.launch.text.split()
         for name in foreign:
             if word := next((word for word in words if word.lstrip("-") == name and word.startswith("-")), ""):
-                yield Problem(Severity.ERROR, step.launch.line, f"{word} is no option of {library}'s {step.launch.launcher}",
+                yield Problem(Severity.ERROR, step.launch.line,
+                              f"{word} is no option of {library}'s {step.launch.launcher}",
                               f"the start fails: the module {module} is {library}",
                               {"genv": "-x NAME=VALUE", "x": "-genv NAME VALUE", "ppn": "-N 4", "perhost": "-N 4",
                                "npernode": "-ppn 4"}.get(name, ""))

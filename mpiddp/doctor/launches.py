@@ -70,12 +70,13 @@ KINDS = {"mpiddp": Program.MPIDDP, "torchrun": Program.TORCHRUN, "launch": Progr
 class Launch:
     """A command that starts a training.
 
-    `launcher` is the first word's name, empty without a launcher. `launcher_options` have long names; a flag's value
-    is empty. `wrapper_words` stand between the launcher's options and the program: containers, numactl, env.
-    `program_words` begin with the program; `options` are those before the user's `script`, `script_words` the script
-    with its arguments. `inner` is a launcher that is started by this one, `supervised` whether mpiddp.supervise starts
-    the launcher; `followed` is the shell script or text that the launcher starts and in which the program was found.
-    `unknown` could not be followed; if `has_unknown_options`, an unknown word stands among the launcher's options.
+    `launcher` is the first word's name, empty without a launcher, the word as written if it is unknown.
+    `launcher_options` have long names; a flag's value is empty. `wrapper_words` stand between the launcher's options
+    and the program: containers, numactl, env. `program_words` begin with the program; `options` are those before the
+    user's `script`, `script_words` the script with its arguments. `inner` is a launcher that is started by this one;
+    `supervised` are the options of mpiddp.supervise, None without it. `followed` is the shell script or text that the
+    launcher starts and in which the program was found. `unknown` could not be followed; if `has_unknown_options`, an
+    unknown word stands among the launcher's options.
     """
 
     line: int
@@ -138,13 +139,16 @@ class Reader:
         base = Launch(command.line, command.text, assignments=command.assignments,
                       is_background=command.is_background, in_loop=command.in_loop, folder=command.folder,
                       outputs=command.outputs)
-        words, before = skip_wrappers(words)
+        unknown_start = words[0] if words[0].is_unknown and len(words) > 1 else None
+        words, before = skip_wrappers(words[unknown_start is not None:])
         words, supervised = split_supervise(words)
         if not words:
             return None
         base = replace(base, wrapper_words=tuple(before))
         launcher = os.path.basename(words[0])
         if launcher not in LAUNCHERS or (launcher == "flux" and words[1:2] not in (["run"], ["submit"])):
+            if unknown_start is not None:
+                base = replace(base, launcher=unknown_start, launcher_word=unknown_start, has_unknown_options=True)
             launch = self._read_program(base, words, command, depth)
             is_launch = launch.is_training and (launch.program is not Program.PYTHON or launch.script_words)
             return launch if is_launch else None

@@ -45,8 +45,8 @@ def check_tasks_per_node(context: Context) -> Iterator[Problem]:
             reason = "mpiddp refuses to start (idle-gpus)" if is_refused else (
                 f"{count(gpus - processes, 'GPU')} of each node will be idle")
             yield Problem(Severity.ERROR if is_refused or processes == 1 else Severity.WARNING, line,
-                          f"{count(processes, 'process')[:-1] + 'es' if processes > 1 else '1 process'} per node for "
-                          f"{count(gpus, 'GPU')} per node", f"one process uses one GPU; {reason}",
+                          f"{count(processes, 'process')} per node for {count(gpus, 'GPU')} per node",
+                          f"one process uses one GPU; {reason}",
                           suggest_processes(context, step, gpus))
         elif find_option(step.launch.options, "share-gpus") is None:
             yield Problem(Severity.ERROR, line, f"{processes} processes per node for {count(gpus, 'GPU')} per node",
@@ -54,16 +54,18 @@ def check_tasks_per_node(context: Context) -> Iterator[Problem]:
 
 
 def is_alone(step: Step) -> bool:
-    """Return whether this is one process of plain Python, which may use several GPUs or start processes itself."""
-    return step.launch.program is Program.PYTHON and (step.request.tasks == 1 or not step.launch.launcher)
+    """Return whether one process of plain Python may use all GPUs, or the rule no-launcher is about the launch."""
+    is_single = step.launch.program is Program.PYTHON and step.request.tasks == 1
+    return is_single or (step.launch.program not in STARTERS and not step.launch.launcher)
 
 
 def process_line(context: Context, step: Step) -> int | None:
     """Return the line that sets the number of processes, else that of the GPUs."""
     launch = step.launch
-    if launch.program in STARTERS or not {"ntasks", "ntasks-per-node", "rs_per_host"}.isdisjoint(launch.launcher_options):
+    own = {"ntasks", "ntasks-per-node", "rs_per_host"} & set(launch.launcher_options)
+    if launch.program in STARTERS or own:
         return launch.line
-    return context.option_line(*TASK_OPTIONS[:2]) or context.option_line(*GPU_OPTIONS) or launch.line
+    return context.option_line(*TASK_OPTIONS) or context.option_line(*GPU_OPTIONS) or launch.line
 
 
 def suggest_processes(context: Context, step: Step, gpus: int) -> str:
@@ -104,7 +106,8 @@ def check_uneven_tasks(context: Context) -> Iterator[Problem]:
         line = context.option_line("ntasks") or step.launch.line
         if tasks and nodes and nodes > 1 and tasks % nodes and tasks > nodes:
             yield Problem(Severity.WARNING, line, f"{tasks} tasks on {nodes} nodes cannot be divided evenly",
-                          "nodes get different numbers of ranks, and GPUs are idle", f"--ntasks={tasks // nodes * nodes}")
+                          "nodes get different numbers of ranks, and GPUs are idle",
+                          f"--ntasks={tasks // nodes * nodes}")
         elif (context.script.scheduler is Scheduler.SLURM and tasks and tasks > 1 and "nodes" not in options
               and "ntasks-per-node" not in options and request.gpus_per_node and request.gpus_per_task is None):
             gpus = request.gpus_per_node
@@ -119,7 +122,8 @@ def check_gpus_per_task(context: Context) -> Iterator[Problem]:
     for step in context.steps:
         launch, options = step.launch, step.options
         binding = options.get("gpu-bind", "")
-        is_isolated = step.request.gpus_per_task == 1 or re.match(r"(verbose,)?(per_task|single|map_gpu|mask_gpu)", binding)
+        is_bound = re.match(r"(verbose,)?(per_task|single|map_gpu|mask_gpu)", binding) is not None
+        is_isolated = step.request.gpus_per_task == 1 or is_bound
         if (launch.launcher == "srun" and launch.program is Program.MPIDDP and is_isolated and "none" not in binding
                 and (step.request.tasks_per_node or 2) > 1
                 and find_option(launch.options, "virtual-local-rank") is None):
@@ -145,7 +149,7 @@ def check_one_core(context: Context) -> Iterator[Problem]:
             given = ("cpus-per-task", "cpus-per-gpu", "exclusive", "mincpus", "cores-per-socket")
             if any(name in options for name in given) or is_spread_over_cores(context, step):
                 continue
-            yield Problem(Severity.WARNING, context.option_line(*TASK_OPTIONS[:2]) or context.option_line(*GPU_OPTIONS)
+            yield Problem(Severity.WARNING, context.option_line(*TASK_OPTIONS) or context.option_line(*GPU_OPTIONS)
                           or launch.line, "no --cpus-per-task: Slurm gives each task one core",
                           "the rank and its DataLoader workers share that core, and the GPU waits for data",
                           "#SBATCH --cpus-per-task=8     # cores of a node divided by its tasks")
@@ -222,7 +226,8 @@ def check_memory(context: Context) -> Iterator[Problem]:
         return
     names = [name for name in ("mem", "mem-per-cpu", "mem-per-gpu") if name in options]
     if len(names) > 1:
-        yield Problem(Severity.ERROR, context.option_line(names[1]), f"--{names[0]} and --{names[1]} exclude each other",
+        yield Problem(Severity.ERROR, context.option_line(names[1]),
+                      f"--{names[0]} and --{names[1]} exclude each other",
                       "sbatch refuses the job, or ignores one of them", f"#SBATCH --mem={options.get('mem', '0')}")
         return
     for name in names:
@@ -286,7 +291,7 @@ def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
         if per_node.isdigit() and job.nodes and int(per_node) * job.nodes != int(ranks):
             yield Problem(Severity.ERROR, launch.line, f"{ranks} ranks, but {per_node} on each of "
                           f"{count(job.nodes, 'node')}", "nodes get different numbers of ranks, or the start fails",
-                          insert_option(launch, f"-n {int(per_node) * job.nodes}") and f"-n {int(per_node) * job.nodes}")
+                          f"{launch.launcher} -n {int(per_node) * job.nodes}")
         elif not per_node and job.tasks and int(ranks) != job.tasks and not (
                 context.script.scheduler is Scheduler.SLURM and "ntasks" not in context.script.options
                 and "ntasks-per-node" not in context.script.options and job.nodes == 1 and int(ranks) == 1):

@@ -15,7 +15,7 @@ RESUBMIT = r"(sbatch|qsub|bsub|flux\s+batch)\s+.*(\$0|\$\{0\}|BASH_SOURCE)"
 
 
 def read_signal(context: Context) -> tuple[bool, str, int] | None:
-    """Return whether --signal is for the batch shell, its name, and its seconds before the walltime; None without it."""
+    """Return whether --signal is for the batch shell, its name, and its seconds before the walltime, or None."""
     match = re.fullmatch(r"(?:(R?B?R?):)?(?:SIG)?(\w+)(?:@(\d+))?", context.script.options.get("signal", ""))
     if context.script.scheduler is not Scheduler.SLURM or match is None:
         return None
@@ -48,7 +48,7 @@ def check_signal_batch(context: Context) -> Iterator[Problem]:
     elif not to_shell and is_mpirun(launch):
         yield Problem(Severity.ERROR, line, f"--signal without B:, but {launch.launcher} starts the ranks",
                       "Slurm sends the signal only to tasks of srun: the ranks never get it",
-                      f"{with_batch}     # with a trap that sends it to {launch.launcher}, as in batch/requeue_mpirun.sh")
+                      f"{with_batch}     # and a trap that sends it to {launch.launcher}")
     elif to_shell and trap is None and not is_exec:
         yield Problem(Severity.ERROR, line, f"--signal=B:{name}, but the script has no trap for SIG{name}",
                       "the signal kills the batch shell, and the job ends without a checkpoint",
@@ -68,7 +68,8 @@ def check_signal_time(context: Context) -> Iterator[Problem]:
         seconds, name = signal[2], signal[1]
         line, prefix = context.option_line("signal"), "B:" * signal[0]
         if walltime is not None and seconds >= walltime:
-            yield Problem(Severity.ERROR, line, f"--signal comes {seconds} s before the end of a walltime of {walltime} s",
+            yield Problem(Severity.ERROR, line,
+                          f"--signal comes {seconds} s before the end of a walltime of {walltime} s",
                           "the job is stopped at once", f"#SBATCH --signal={prefix}{name}@{max(60, walltime // 10)}")
         elif seconds < MIN_SIGNAL_S and not any(stop_before(step) for step in context.steps):
             yield Problem(Severity.WARNING, line, f"--signal comes {seconds} s before the walltime",
@@ -97,15 +98,17 @@ def check_requeue(context: Context) -> Iterator[Problem]:
     line = next((number for number, text in enumerate(script.lines, 1)
                  if re.search(REQUEUE, text) and not text.lstrip().startswith("#")), None)
     if asks and "no-requeue" in script.options:
-        yield Problem(Severity.ERROR, context.option_line("no-requeue"), "--no-requeue, but the script asks for a requeue",
-                      "scontrol requeue is refused", "#SBATCH --requeue")
+        yield Problem(Severity.ERROR, context.option_line("no-requeue"),
+                      "--no-requeue, but the script asks for a requeue", "scontrol requeue is refused",
+                      "#SBATCH --requeue")
     elif asks and "requeue" not in script.options:
         yield Problem(Severity.WARNING, line, "scontrol requeue without #SBATCH --requeue",
                       "if the site does not requeue by default, scontrol refuses", "#SBATCH --requeue")
     elif "requeue" in script.options and "signal" in script.options and not asks and not context.has_text(RESUBMIT):
         for step in context.steps[-1:]:
             if step.launch.program is Program.MPIDDP:
-                yield Problem(Severity.WARNING, step.launch.line, "--requeue and --signal, but nothing requeues the job",
+                yield Problem(Severity.WARNING, step.launch.line,
+                              "--requeue and --signal, but nothing requeues the job",
                               "--requeue only allows it; a job that has stopped before the walltime stays ended",
                               "status=$?; [ $status = 75 ] && scontrol requeue $SLURM_JOB_ID; exit $status")
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mpiddp.doctor.rules import Finding, Host, check
-
 from mpiddp.doctor.batch_script import BatchScript, read_from_text
+from mpiddp.doctor.rules import Finding, Host, check
 
 if sys.version_info >= (3, 11):
     import tomllib
