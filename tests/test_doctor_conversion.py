@@ -14,9 +14,10 @@ from mpiddp.doctor.rules import check
 from mpiddp.doctor.shell import Word
 from mpiddp.doctor.statements import find_unneeded, read_statements, references, remove_exports
 from mpiddp.doctor.words import break_lines, format_word, format_words
-from tests import processes
+from tests import processes, support
 from tests.doctor.measure import FILES, SCRIPTS, read_script
-from tests.support import ROOT
+from tests.messages import message
+from tests.support import ROOT, Mpi, alone
 
 RECIPES = Path(__file__).parent / "doctor/recipes"
 CORES = "--cpus-per-task=$SLURM_CPUS_PER_TASK"
@@ -113,6 +114,17 @@ def test_the_diff_can_be_applied(tmp_path: Path) -> None:
     (tmp_path / "changes").write_text(format_diff(script, text))
     done = processes.run("git", "apply", "-p0", "changes", timeout=30, cwd=tmp_path)
     assert (done.returncode, copy.read_text()) == (0, text), done.stderr
+
+
+@pytest.mark.process
+def test_the_option(quick: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("#SBATCH -c 4\nmodule load openmpi\ntorchrun --nproc_per_node=2 train.py > $LOG\n")
+    (tmp_path / "done.sh").write_text("#SBATCH -c 4\nsrun --mpi=pmix -c 4 python -m mpiddp train.py\n")
+    done = support.check(alone(quick, "-m", "mpiddp.doctor", "--convert", "job.sh", cwd=tmp_path))
+    assert done.stdout.splitlines()[:3] == ["--- job.sh", "+++ job.sh\twith mpiddp", "@@ -1,3 +1,4 @@"]
+    assert f"\n+srun --mpi=pmix {CORES} python -m mpiddp train.py > $LOG\n" in done.stdout
+    same = support.check(alone(quick, "-m", "mpiddp.doctor", "--convert", "done.sh", cwd=tmp_path), 1)
+    assert (same.stdout, same.stderr) == ("", "mpiddp.doctor: done.sh " + message("doctor/nothing_to_convert") + "\n")
 
 
 def test_a_script_for_mpiddp_stays_as_it_is() -> None:
