@@ -196,10 +196,31 @@ def test_the_interface_is_that_of_the_module(module: str, option: str) -> None:
     ("accelerate launch --num_processes 2 --config_file configs/fsdp.yaml train.py", 0),
     ("accelerate launch --num_processes 2 --use_fsdp --config_file configs/fsdp.yaml train.py", 1),
     ("accelerate launch --num_processes 2 train.py", 1), ("torchrun --nproc_per_node=$N train.py", 1),
+    ("torchrun --nproc_per_node=2 $SCRIPT --x", 1), ("srun bash -c 'torchrun --nproc_per_node=2 train.py && date'", 1),
+    ("for i in 1 2; do srun torchrun --nproc_per_node=2 --no-python ./a.sh; done", 1),
 ])
 def test_what_is_uncertain_is_marked(launch: str, count: int) -> None:
     text = convert_text(f"#!/bin/bash\n#SBATCH -c 4\nmodule load openmpi\n{launch}\n")
     assert text.count("# check: ") == count, text
+
+
+def test_lines_before_a_launch_stand_before_its_line() -> None:
+    text = convert_text("#SBATCH -c 4\nmodule load openmpi\nfor s in 1 2; do srun accelerate launch --num_processes 2 "
+                        "--mixed_precision=fp16 train.py --seed $s; done\n").splitlines()
+    assert text[-2:] == ["export ACCELERATE_MIXED_PRECISION=fp16",
+                         f"for s in 1 2; do srun --mpi=pmix {CORES} python -m mpiddp train.py --seed $s; done"]
+
+
+def test_trainings_beside_each_other_stay_so() -> None:
+    text = convert_text("#SBATCH -c 4\nmodule load openmpi\nsrun python train.py &\nsrun python main.py &\nwait\n")
+    assert re.findall(r"python.*|^wait", text, re.MULTILINE) == [
+        "python -m mpiddp train.py &", "python -m mpiddp main.py &", "wait"]
+
+
+@pytest.mark.parametrize("launch", ["torchrun", "accelerate launch", "torchrun --nproc_per_node=2", "python train.py",
+                                    "srun torchrun train.py <<END\nEND", "out=$(torchrun train.py)"])
+def test_what_is_not_converted(launch: str) -> None:
+    assert convert_text(text := f"#SBATCH -c 4\n{launch}\n") == text
 
 
 def test_what_accelerate_would_set_is_set() -> None:

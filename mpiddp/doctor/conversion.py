@@ -18,6 +18,7 @@ from .shell import Command, QuoteError, Word, parse, read_text
 from .statements import (
     apply_edits,
     find_comments,
+    find_line,
     find_place,
     find_unneeded,
     read_statements,
@@ -71,11 +72,13 @@ def convert(script: BatchScript, read_file: ReadFile) -> str:
     launches = {(launch.line, launch.text): launch for launch in script.launches if is_convertible(launch)}
     if not launches:
         return script.text
-    edits = [edit for launch in launches.values() if (edit := replace_launch(script, launch, read_file))]
+    is_alone = len(launches) == 1
+    edits = [edit for launch in launches.values() for edit in replace_launch(script, launch, read_file, is_alone)]
     text = remove_unneeded(apply_edits(script.text, edits), script, edits, [*launches.values()])
     main = [*launches.values()][-1]
     ranks = count_ranks_per_node(script, main)
-    return "\n".join(convert_directives(script, text.split("\n"), ranks, is_plain=main.program is Program.PYTHON))
+    lines = convert_directives(script, text.split("\n"), ranks, is_plain=main.program is Program.PYTHON)
+    return "\n".join(line for number, line in enumerate(lines) if CHECK not in line or line not in lines[:number])
 
 
 def format_diff(script: BatchScript, text: str) -> str:
@@ -88,16 +91,22 @@ def format_diff(script: BatchScript, text: str) -> str:
 
 def is_convertible(launch: Launch) -> bool:
     """Return whether mpiddp can take the place of what a launch starts."""
-    if launch.program in STARTED:
-        return True
-    return launch.program is Program.PYTHON and bool(launch.launcher and launch.script_words) and not launch.inner
+    if not launch.script_words or "<<" in launch.text:
+        return False
+    has_launcher = bool(launch.launcher and not launch.inner)
+    return launch.program in STARTED or (launch.program is Program.PYTHON and has_launcher)
 
 
-def replace_launch(script: BatchScript, launch: Launch, read_file: ReadFile) -> tuple[int, int, str] | None:
-    """Return the place of a launch in the text, and the lines that take its place."""
+def replace_launch(
+    script: BatchScript, launch: Launch, read_file: ReadFile, is_alone: bool
+) -> list[tuple[int, int, str]]:
+    """Return the place of a launch in the text with the command that takes its place, and the lines before it.
+
+    A launch that `is_alone` need not run in the background.
+    """
     place = find_place(script.text, launch.line, launch.text)
     if place is None:
-        return None
+        return []
     begin, end = place
     new = Replacement()
     inner = find_inner_command(launch)
@@ -105,10 +114,10 @@ def replace_launch(script: BatchScript, launch: Launch, read_file: ReadFile) -> 
         keep_inner_setup(script, launch, inner, new, read_file)
     read_options(script, launch, new, read_file)
     command = format_command(script, launch, new, script.text[begin:end] if inner is None else inner.text)
-    line = script.text[script.text.rfind("\n", 0, begin) + 1:begin]
-    indent = "\n" + line[:len(line) - len(line.lstrip())]
-    end += len(" &") if launch.is_background and script.text.startswith(" &", end) else 0
-    return begin, end, indent.join([*(CHECK + check for check in new.checks), *new.setup, command])
+    end += len(" &") if is_alone and launch.is_background and script.text.startswith(" &", end) else 0
+    line_begin, indent = find_line(script.text, begin)
+    lines = [*(CHECK + check for check in new.checks), *new.setup]
+    return [(begin, end, command), (line_begin, line_begin, "".join(f"{indent}{line}\n" for line in lines))]
 
 
 def find_inner_command(launch: Launch) -> Command | None:
@@ -134,6 +143,9 @@ def keep_inner_setup(
     except QuoteError:
         return
     names = SET_BY_MPIDDP | references(inner.text) - references(format_words(launch.script_words, []))
+    for statement in statements:
+        if statement.contains(inner.text) and statement.kind not in ("command", "redirected_statement", "pipeline"):
+            new.checks.append(f"each task also ran the rest of this: {statement.text.splitlines()[0]}")
     statements = [statement for statement in statements if not statement.contains(inner.text)]
     unneeded = find_unneeded(statements, names, format_words(launch.script_words, []))
     ours = {statement.text for statement in read_statements(script.text)}
@@ -167,7 +179,8 @@ def find_command(script: BatchScript, launch: Launch) -> Command:
 def read_options(script: BatchScript, launch: Launch, new: Replacement, read_file: ReadFile) -> None:
     """Find the options of mpiddp, and the variables, that stand for the recipe's own options."""
     options = read_torch_options(launch)
-    new.options = []
+    if launch.program in STARTED and launch.script_words[0] in launch.unknown:
+        new.checks.append(f"{launch.script_words[0]} may begin with options of {launch.program.value}: remove these")
     if "log-dir" in options or re.search(r"%[tnN]", launch.launcher_options.get("output", "")):
         new.options += ["--log-dir", options.get("log-dir") or "logs"]
     if options.get("local-ranks-filter"):
@@ -322,7 +335,7 @@ def remove_unneeded(
     new = "".join(new for *_, new in edits)
     statements = read_statements(text)
     unneeded = find_unneeded(statements, SET_BY_MPIDDP | (references(old) - references(new)), "")
-    is_background = any(launch.is_background for launch in launches) and not any(
+    is_background = len(launches) == 1 and launches[0].is_background and not any(
         command.is_background and command.text not in old for command in script.commands)
     unneeded += [statement for statement in statements
                  if statement.text == "env" or (is_background and statement.text == "wait")]

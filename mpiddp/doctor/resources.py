@@ -60,6 +60,8 @@ def convert_directives(script: BatchScript, lines: Sequence[str], ranks: int | N
         return [*lines] if fits else insert_check(lines, "one task for each GPU of a node, and its share of the cores")
     if script.scheduler is not Scheduler.SLURM:
         return insert_check(lines, f"{ranks} tasks per node, and for each its share of the cores")
+    if request.gpus_per_node not in (None, ranks):
+        lines = insert_check(lines, f"tasks per node: the recipe has {ranks}, and {request.gpus_per_node} GPUs")
     tasks, cores = request.tasks_per_node or 1, count_cores(script)
     if tasks == ranks and request.gpus_per_task is None:
         return [*lines]

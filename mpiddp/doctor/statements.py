@@ -197,6 +197,15 @@ def find_place(text: str, line: int, part: str) -> tuple[int, int] | None:
     return None
 
 
+def find_line(text: str, place: int) -> tuple[int, str]:
+    """Return where the line with a place begins, with the lines that it continues, and its indentation."""
+    begin = text.rfind("\n", 0, place) + 1
+    while text[:begin].endswith("\\\n"):
+        begin = text.rfind("\n", 0, begin - 1) + 1
+    line = text[begin:]
+    return begin, line[:len(line) - len(line.lstrip(" \t"))]
+
+
 def iterate_nodes(node: Node) -> Iterator[Node]:
     """Yield a node and all below it."""
     yield node
