@@ -19,7 +19,7 @@ from tests.doctor.measure import FILES, SCRIPTS, read_script
 from tests.messages import message
 from tests.support import ROOT, Mpi, alone
 
-RECIPES = Path(__file__).parent / "doctor/recipes"
+RECIPES = FILES.parent / "recipes"
 CORES = "--cpus-per-task=$SLURM_CPUS_PER_TASK"
 # Of each recipe: the job script, lines of the converted one, and what is not left in it.
 CONVERTED = {
