@@ -667,8 +667,8 @@ def test_a_script_that_is_called_doctor_is_run(quick: Mpi, tmp_path: Path) -> No
 ODD_WORDS = (
     "srun ", "mpirun -n 4 ", "python -m mpiddp ", "a.py", "\n", "\n", " ", "$A", "${A:-b}", "${A[@]}", "A=1\n", "(",
     ")", "{ ", "}", "'", '"', "`", "$(", "<<EOF\n", "EOF\n", "if [ $A = 1 ]; then ", "fi\n", "for i in 1 2; do ",
-    "done\n", "f() { ", "f\n", "eval ", "&", "|", ";", "#SBATCH -n 4\n", "#SBATCH -N\n", "\\", "torchrun ", "-", "--", "=", "$((",
-    "))", "case $A in a) ", "esac\n", "bash -c ", "$1", "[[ -n $B ]] && ", "cd ", "\u20ac", "--n=", "module load ",
+    "done\n", "f() { ", "f\n", "eval ", "&", "|", ";", "#SBATCH -n 4\n", "#SBATCH -N\n", "\\", "torchrun ", "-", "--", "=",
+    "$((", "))", "case $A in a) ", "esac\n", "bash -c ", "$1", "[[ -n $B ]] && ", "cd ", "\u20ac", "--n=", "module load ",
     "conda activate ", "source ", "trap ", "export ", "> ")
 
 
