@@ -36,7 +36,7 @@ class Expected:
 
 
 class SubmissionHost(Host):
-    """A login node on which jobs are submitted from FILES, and all absolute paths exist except those `missing`."""
+    """A login node on which jobs are submitted from FILES; outside of it all paths exist except those `missing`."""
 
     def __init__(self, missing: Iterable[str]) -> None:
         super().__init__(str(FILES))
@@ -44,11 +44,16 @@ class SubmissionHost(Host):
 
     def exists(self, path: str) -> bool:
         """Return whether a file or folder exists."""
-        return path not in self.missing if path.startswith(("/", "~", "$")) else super().exists(path)
+        return path not in self.missing if is_elsewhere(path) else super().exists(path)
 
     def is_folder(self, path: str) -> bool:
         """Return whether a folder exists."""
-        return path not in self.missing if path.startswith(("/", "~", "$")) else super().is_folder(path)
+        return path not in self.missing if is_elsewhere(path) else super().is_folder(path)
+
+
+def is_elsewhere(path: str) -> bool:
+    """Return whether a path leads out of FILES."""
+    return path.startswith(("/", "~", "$")) and not path.startswith(str(FILES))
 
 
 @dataclass
