@@ -58,6 +58,7 @@ def launch(text: str, head: str = HEAD) -> Launch:
     (b"#!/bin/tcsh\n#SBATCH -N 2\n", message("doctor/other_shell", shell="tcsh")),
     (b"dear diary,\n", message("doctor/no_job_script")),
     (b"#!/bin/bash\nexport A=1\nls -l\n", message("doctor/no_job_script")),
+    (b"#!/bin/bash\n#SBATCH -N 2\n" + b"(" * 3000 + b"a" + b")" * 3000 + b"\n", message("doctor/too_deep")),
     (b'#!/bin/bash\n#SBATCH -N 2\necho "a\nsrun python -m mpiddp a.py\n',
      message("doctor/open_quote", line=3, quote='"')),
     (b"#!/bin/bash\n#SBATCH -N 2\necho it's\nsrun python -m mpiddp a.py\n",

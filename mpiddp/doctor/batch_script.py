@@ -106,6 +106,8 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
         shell.follow(parse(text.encode(errors="replace").decode()))
     except QuoteError as error:
         raise NotABatchScript(f"line {error.line} has a quote ({error.quote}) that is not closed") from None
+    except RecursionError:
+        raise NotABatchScript("is nested too deeply to be read") from None
     exported = {name: value for name, value in shell.variables.items()
                 if name in shell.exported and isinstance(value, str)}
     reader = Reader({name: value for name, value in exported.items() if shell.show(value) == value},
