@@ -131,6 +131,7 @@ def test_times() -> None:
     'COMMAND="python -m mpiddp train.py"\neval "exec srun --mpi=pmix -c$SLURM_CPUS_PER_TASK $COMMAND"',
     'cmd=(srun --mpi=pmix)\ncmd+=(-c 8 python -m mpiddp "train.py")\n"${cmd[@]}"',
     "start() { srun --mpi=pmix -c $2 python -m mpiddp $1; }\nstart train.py 8",
+    'start() { local C=$1; shift; srun --mpi=pmix -c $C python -m mpiddp "$@"; }\nset -- train.py\nstart 8 $1',
     'if [ -n "$SLURM_NNODES" ]; then C=$((4 * SLURM_NNODES)); fi\nsrun --mpi pmix -c${C:-2} python -m mpiddp train.py',
     "case $SLURM_NNODES in 1) C=1;; 2|3) C=8;; *) C=3;; esac\nsrun --mpi=pmix -c $C python -m mpiddp train.py",
     "time srun --mpi=pmix -c 8 python -m mpiddp train.py 2>&1 | tee out.txt",
