@@ -58,6 +58,7 @@ def launch(text: str, head: str = HEAD) -> Launch:
     (b"#!/bin/tcsh\n#SBATCH -N 2\n", message("doctor/other_shell", shell="tcsh")),
     (b"dear diary,\n", message("doctor/no_job_script")),
     (b"#!/bin/bash\nexport A=1\nls -l\n", message("doctor/no_job_script")),
+    (b"#!/bin/bash\n#SBATCH -N 2\n" + b"(" * 3000 + b"a" + b")" * 3000 + b"\n", message("doctor/too_deep")),
     (b'#!/bin/bash\n#SBATCH -N 2\necho "a\nsrun python -m mpiddp a.py\n',
      message("doctor/open_quote", line=3, quote='"')),
     (b"#!/bin/bash\n#SBATCH -N 2\necho it's\nsrun python -m mpiddp a.py\n",
@@ -130,6 +131,7 @@ def test_times() -> None:
     'COMMAND="python -m mpiddp train.py"\neval "exec srun --mpi=pmix -c$SLURM_CPUS_PER_TASK $COMMAND"',
     'cmd=(srun --mpi=pmix)\ncmd+=(-c 8 python -m mpiddp "train.py")\n"${cmd[@]}"',
     "start() { srun --mpi=pmix -c $2 python -m mpiddp $1; }\nstart train.py 8",
+    'start() { local C=$1; shift; srun --mpi=pmix -c $C python -m mpiddp "$@"; }\nset -- train.py\nstart 8 $1',
     'if [ -n "$SLURM_NNODES" ]; then C=$((4 * SLURM_NNODES)); fi\nsrun --mpi pmix -c${C:-2} python -m mpiddp train.py',
     "case $SLURM_NNODES in 1) C=1;; 2|3) C=8;; *) C=3;; esac\nsrun --mpi=pmix -c $C python -m mpiddp train.py",
     "time srun --mpi=pmix -c 8 python -m mpiddp train.py 2>&1 | tee out.txt",
@@ -319,6 +321,7 @@ RULES_BROKEN = {
     ],
     "one-core": [
         (message("doctor/one_core"), (head(without="cpus"), START.replace(" --cpus-per-task=8", ""))),
+        (message("doctor/one_core_given"), (head("-c1", without="cpus"), START.replace(" --cpus-per-task=8", ""))),
         (message("doctor/one_core_flux"), ("#flux: -N2\n", "flux run -N2 -n8 -g1 python -m mpiddp train.py\n")),
         (message("doctor/one_core_jsrun"), ("#BSUB -nnodes 2\n", "jsrun -n 12 -r 6 -a 1 -g 1 python -m mpiddp a.py\n")),
         (message("doctor/one_core_pbs"), ("#PBS -l select=2:ngpus=4:mpiprocs=4\n",
@@ -487,6 +490,9 @@ RULES_BROKEN = {
          (HEAD, START.replace("python", "apptainer exec --nv missing.sif python"))),
         (message("doctor/missing_folder", path="missing"), (head("--chdir=missing"), START)),
     ],
+    "missing-module": [
+        (message("doctor/missing_module", module="missing/1.2"), (HEAD, MODULE.format("missing/1.2") + START)),
+    ],
     "log-folder": [
         (message("doctor/missing_folder", path="missing"), (head("--output=missing/%j.out"), START)),
         (message("doctor/missing_folder", path="missing"),
@@ -508,7 +514,7 @@ RULES_BROKEN = {
     ],
     "conda-base": [
         (message("doctor/conda_base"), (HEAD, "source ~/miniforge3/bin/activate\n" + START)),
-        (message("doctor/conda_base"), (HEAD, "module load conda\nconda activate base\n" + START)),
+        (message("doctor/conda_base"), (HEAD, "source ~/conda/etc/profile.d/conda.sh\nconda activate base\n" + START)),
     ],
     "conda-init": [
         (message("doctor/conda_init"), (HEAD, "conda activate torch\n" + START)),
@@ -589,15 +595,19 @@ RULES_KEPT = {
     "directive-text": [(head("--output=%u-%j.out  # $HOME"), START), (head("##SBATCH --account=$NAME"), START)],
     "output-overwritten": [(head("--array=1-4", "--output=%A_%a.out"), START),
                            (head("--output=out.txt", "--open-mode=append"), START),
+                           (head("--output=%x-%A.txt"), START),
                            (head("--array=1-4"), START.rstrip() + " > $SLURM_ARRAY_TASK_ID.txt\n")],
     "missing-file": [(HEAD, "cp $HOME/missing.py .\n" + START.replace("train.py", "missing.py")),
                      (HEAD, "cd $SCRATCH/run\n" + START.replace("train.py", "missing.py")),
                      (HEAD, START.replace("train.py", "-m package.missing"))],
+    "missing-module": [(HEAD, MODULE.format("pytorch/2.9") + START),
+                       (HEAD, "module use /site\n" + MODULE.format("missing") + START)],
     "log-folder": [(head("--output=here/%j.out"), START), (head("--output=%x-%j.out"), START)],
     "work-folder": [("#PBS -l select=2:ncpus=64:ngpus=4:mpiprocs=4\n",
                      "cd $PBS_O_WORKDIR\nmpirun python -m mpiddp train.py\n")],
     "other-python": [(HEAD, "module load python/3.11\nsource venv/bin/activate\n" + START)],
     "conda-base": [(HEAD, "source ~/miniforge3/bin/activate torch\n" + START),
+                   (HEAD, "module load conda\nconda activate\n" + START),
                    (HEAD, "source ~/miniforge3/bin/activate\nconda activate torch\n" + START)],
     "conda-init": [(HEAD, "source ~/miniforge3/etc/profile.d/conda.sh\nconda activate torch\n" + START),
                    (HEAD, 'eval "$(conda shell.bash hook)"\nconda activate torch\n' + START)],
@@ -620,7 +630,7 @@ class Here(Host):
 def findings(parts: tuple[str, str]) -> list[Finding]:
     """Return what is found in a script of directives and commands."""
     directives, text = parts
-    return check(script(text, f"#!/bin/bash\n{directives}"), Here("", {"HOME": "/home/me"}))
+    return check(script(text, f"#!/bin/bash\n{directives}"), Here("", {"HOME": "/home/me", "MODULEPATH": "/modules"}))
 
 
 def test_each_rule_has_scripts_that_break_it_and_scripts_that_do_not() -> None:

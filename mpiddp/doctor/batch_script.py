@@ -106,6 +106,8 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
         shell.follow(parse(text.encode(errors="replace").decode()))
     except QuoteError as error:
         raise NotABatchScript(f"line {error.line} has a quote ({error.quote}) that is not closed") from None
+    except RecursionError:
+        raise NotABatchScript("is nested too deeply to be read") from None
     exported = {name: value for name, value in shell.variables.items()
                 if name in shell.exported and isinstance(value, str)}
     reader = Reader({name: value for name, value in exported.items() if shell.show(value) == value},
@@ -172,11 +174,11 @@ def note_unread(commands: Sequence[Command], launches: Sequence[Launch]) -> Iter
             yield Note(command.line, "the job that this line submits")
         elif name in ("source", ".") and not SETUP_FILES.search(target):
             yield Note(command.line, f"{target}, which may set variables")
-        elif name.is_unknown:
+        elif name.is_unknown and "conda" not in name:
             first = name.splitlines()[0]
             yield Note(command.line, f"the command {first}{' …' * (first != name)}")
     for launch in launches:
         if launch.has_unknown_options:
-            yield Note(launch.line, f"{', '.join(launch.unknown)}: the options of the launcher are not known")
+            yield Note(launch.line, f"{launch.unknown[0]}: the options of the launcher are not known")
         elif launch.program is Program.OTHER and launch.script:
             yield Note(launch.line, f"what {launch.script} starts")

@@ -151,10 +151,13 @@ def check_one_core(context: Context) -> Iterator[Problem]:
             continue
         if script.scheduler is Scheduler.SLURM and (launch.launcher in ("srun", "") or is_mpirun(launch)):
             given = ("cpus-per-task", "cpus-per-gpu", "exclusive", "mincpus", "cores-per-socket")
-            if any(name in options for name in given) or is_spread_over_cores(context, step):
+            is_one = step.request.cpus_per_task == 1 and step.request.gpus_per_node and "exclusive" not in options
+            if is_spread_over_cores(context, step) or (any(name in options for name in given) and not is_one):
                 continue
-            yield Problem(Severity.WARNING, context.option_line(*TASK_OPTIONS) or context.option_line(*GPU_OPTIONS)
-                          or launch.line, "no --cpus-per-task: Slurm gives each task one core",
+            line = context.option_line("cpus-per-task") if is_one else None
+            yield Problem(Severity.WARNING, line or context.option_line(*TASK_OPTIONS, *GPU_OPTIONS) or launch.line,
+                          "--cpus-per-task=1: one core for each task" if is_one else
+                          "no --cpus-per-task: Slurm gives each task one core",
                           "the rank and its DataLoader workers share that core, and the GPU waits for data",
                           "#SBATCH --cpus-per-task=8     # cores of a node divided by its tasks")
         elif launch.launcher == "jsrun" and "cpu_per_rs" not in launch.launcher_options:

@@ -111,10 +111,11 @@ def parse(text: str) -> Node:
     parser, source = Parser(Language(tree_sitter_bash.language())), text.encode()
     root = parser.parse(source).root_node
     for _ in range(MAX_REPAIRS):
-        for end in sorted(find_joined_lines(root), reverse=True):
-            source = source[:end] + b";" + source[end:]
-        if source == (root.text or b""):
+        ends = sorted(find_joined_lines(root), reverse=True)
+        if not ends:
             break
+        for end in ends:
+            source = source[:end] + b";" + source[end:]
         root = parser.parse(source).root_node
     for node in find_errors(root):
         for part in (node, *node.children):
@@ -131,7 +132,7 @@ def find_joined_lines(node: Node) -> Iterator[int]:
             between = (node.text or b"")[left.end_byte - node.start_byte:right.start_byte - node.start_byte]
             if left.type == "variable_assignment" and re.search(rb"(?<!\\)\n", between):
                 yield left.end_byte
-    for child in node.named_children:
+    for child in node.children:  # named_children takes quadratic time
         yield from find_joined_lines(child)
 
 
@@ -350,6 +351,10 @@ class Shell:
             self._follow_text(" ".join(command.words[1:]), command, node)
         elif name in self._functions:
             self._call(name, words[1:], node)
+        elif name == "shift" and self._parameters is not None:
+            self._parameters = self._parameters[as_number((words[1:] or ["1"])[0]) or 0:]
+        elif name == "set" and words[1:2] == ["--"]:
+            self._parameters = words[2:]
         elif name in READING_COMMANDS:
             for word in words[1:]:
                 if re.fullmatch(NAME, word):
