@@ -73,6 +73,8 @@ def convert_directives(script: BatchScript, lines: Sequence[str], ranks: int | N
     edited = edit_directives(lines, changes)
     if cores is None:
         return insert_check(edited, "--cpus-per-task: a node's cores divided by its tasks, here and behind srun")
+    if cores * tasks < 2 * ranks:
+        return insert_check(edited, f"--cpus-per-task: the recipe has {cores * tasks} cores for {ranks} ranks")
     return edited
 
 
