@@ -218,8 +218,16 @@ def test_trainings_beside_each_other_stay_so() -> None:
         "python -m mpiddp train.py &", "python -m mpiddp main.py &", "wait"]
 
 
+def test_a_helper_beside_the_training_stays() -> None:
+    text = convert_text("#SBATCH -c 4\nmodule load openmpi\nsrun python download.py\nsrun torchrun train.py\n")
+    assert "\nsrun python download.py\n" in text
+    assert "python -m mpiddp train.py" in text
+
+
 @pytest.mark.parametrize("launch", ["torchrun", "accelerate launch", "torchrun --nproc_per_node=2", "python train.py",
-                                    "srun torchrun train.py <<END\nEND", "out=$(torchrun train.py)"])
+                                    "srun torchrun train.py <<END\nEND", "out=$(torchrun train.py)",
+                                    "srun --ntasks=1 python download.py",
+                                    "srun python download.py\nsrun --mpi=pmix -c 4 python -m mpiddp train.py"])
 def test_what_is_not_converted(launch: str) -> None:
     assert convert_text(text := f"#SBATCH -c 4\n{launch}\n") == text
 

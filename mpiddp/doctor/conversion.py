@@ -69,7 +69,7 @@ def convert(script: BatchScript, read_file: ReadFile) -> str:
 
     `read_file` returns the text of a file that the script names, None if it cannot be read.
     """
-    launches = {(launch.line, launch.text): launch for launch in script.launches if is_convertible(launch)}
+    launches = {(launch.line, launch.text): launch for launch in find_convertible(script)}
     if not launches:
         return script.text
     is_alone = len(launches) == 1
@@ -89,12 +89,14 @@ def format_diff(script: BatchScript, text: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def is_convertible(launch: Launch) -> bool:
-    """Return whether mpiddp can take the place of what a launch starts."""
-    if not launch.script_words or "<<" in launch.text:
-        return False
-    has_launcher = bool(launch.launcher and not launch.inner)
-    return launch.program in STARTED or (launch.program is Program.PYTHON and has_launcher)
+def find_convertible(script: BatchScript) -> list[Launch]:
+    """Return the launches whose place mpiddp can take; a Python by srun or mpirun only if nothing else trains."""
+    launches = [launch for launch in script.launches if launch.script_words and "<<" not in launch.text]
+    started = [launch for launch in launches if launch.program in STARTED]
+    if started or any(launch.program is Program.MPIDDP for launch in launches):
+        return started
+    return [launch for launch in launches if launch.program is Program.PYTHON and launch.launcher and not launch.inner
+            and launch.launcher_options.get("ntasks") != "1"]
 
 
 def replace_launch(
