@@ -654,6 +654,23 @@ def test_a_script_that_does_not_break_a_rule(name: str, parts: tuple[str, str]) 
     assert [finding.rule for finding in findings(parts)] == []
 
 
+@pytest.mark.parametrize(("text", "rule", "suggestion"), [
+    ("srun -l \\\n  --mpi=pmix python -m mpiddp train.py\n", "srun-cpus",
+     "srun --cpus-per-task=$SLURM_CPUS_PER_TASK -l \\"),
+    ('SRUN="srun --mpi=pmix"\n$SRUN python -m mpiddp train.py\n', "srun-cpus",
+     'SRUN="srun --cpus-per-task=$SLURM_CPUS_PER_TASK --mpi=pmix"'),
+    (f"{MODULE.format('mpich')}SRUN='srun --mpi=pmix -c8'\n# $SRUN --mpi=pmix\neval $SRUN python -m mpiddp train.py\n",
+     "mpi-interface", "SRUN='srun --mpi=pmi2 -c8'"),
+    ("OPTIONS=(--log-dri logs)\n" + START.replace("train.py", '"${OPTIONS[@]}" train.py'), "unknown-option",
+     "OPTIONS=(--log-dir logs)"),
+    ("mpirun -np 4 --bind-to none python -m mpiddp train.py\n", "mpirun-ranks",
+     "mpirun --bind-to none python -m mpiddp train.py"),
+])
+def test_the_line_to_write_instead(text: str, rule: str, suggestion: str) -> None:
+    """It is the line that has to change, also where that is not the launch's."""
+    assert {finding.rule: finding.suggestion for finding in findings((HEAD, text))} == {rule: suggestion}
+
+
 def test_the_document_has_the_table_of_rules() -> None:
     text = (ROOT / "mpiddp/doctor/README.md").read_text()
     assert re.findall(r"^\| `([\w-]+)` \| (.*) \|$", text, re.MULTILINE) == [
@@ -667,7 +684,7 @@ def test_findings_as_text_and_as_json() -> None:
     wrong = message("doctor/unknown_option", option="--log-dri", hint="--log-dir")
     line = "    srun python -m mpiddp --log-dri x train.py"
     assert f"job.sh:7: \033[1;31merror\033[0m: {wrong} [unknown-option]\n{line}\n" in text
-    assert "\n  write  --log-dir\n" in text
+    assert "\n  write  srun python -m mpiddp --log-dir x train.py\n" in text
     assert text.splitlines()[-1] == "job.sh: " + message("doctor/summary", findings="1 error, 2 warnings", line=7)
     assert "\033" not in format_findings(read_script, found, 80, has_colours=False)
     answer = json.loads(as_json(read_script, found))
