@@ -671,6 +671,25 @@ def test_the_line_to_write_instead(text: str, rule: str, suggestion: str) -> Non
     assert {finding.rule: finding.suggestion for finding in findings((HEAD, text))} == {rule: suggestion}
 
 
+@pytest.mark.parametrize("text", [
+    "srun --mpi=pmix -c 8 --gpus-per-node=4 python -m mpiddp train.py\n", "mpirun python -m mpiddp train.py\n",
+    "python -m mpiddp train.py\n", "torchrun --nproc-per-node=4 train.py\n",
+    "flux run -N2 -n8 -c8 -g1 python -m mpiddp train.py\n"])
+def test_a_script_without_directives(text: str) -> None:
+    """It may run in an allocation, of which nothing is known."""
+    assert findings(("", text)) == []
+
+
+def test_variables_of_the_submission() -> None:
+    """A job has its own of the batch system's; the others are as they are here."""
+    environ = {"SLURM_CPUS_PER_TASK": "64", "SLURM_NTASKS": "1", "LOGS": "/logs", "RANK": "7"}
+    read_script = read_from_text("job.sh", HEAD + "srun -n $SLURM_NTASKS -c $SLURM_CPUS_PER_TASK python -m mpiddp "
+                                 "--log-dir $LOGS ${NAME:-a.py} --rank ${RANK:-0}\n", environ)
+    assert read_script.launches[0].launcher_options == {"ntasks": "8", "cpus-per-task": "8"}
+    assert read_script.launches[0].options == ("--log-dir", "/logs")
+    assert read_script.launches[0].script_words == ("a.py", "--rank", "${RANK:-0}")
+
+
 def test_the_document_has_the_table_of_rules() -> None:
     text = (ROOT / "mpiddp/doctor/README.md").read_text()
     assert re.findall(r"^\| `([\w-]+)` \| (.*) \|$", text, re.MULTILINE) == [

@@ -170,7 +170,10 @@ def make_step(script: BatchScript, launch: Launch) -> Step:
         elif "ntasks-per-node" in options and "ntasks" not in options:
             merged.pop("ntasks", None)
         merged |= options
-        return Step(launch, read_request(Scheduler.SLURM, merged), merged)
+        request = read_request(Scheduler.SLURM, merged)
+        if script.scheduler is not Scheduler.SLURM and not {"ntasks", "ntasks-per-node"} & set(options):
+            request = replace(request, nodes=None, tasks=None, tasks_per_node=None)  # the allocation's, unknown here
+        return Step(launch, request, merged)
     if launch.launcher == "flux":
         job = script.options if script.scheduler is Scheduler.FLUX else {}
         merged = {**({"nodes": job["nodes"]} if "nodes" in job else {}), **options}
