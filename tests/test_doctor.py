@@ -488,6 +488,8 @@ RULES_BROKEN = {
         (message("doctor/missing_file", path="missing/bin/activate"), (HEAD, "source missing/bin/activate\n" + START)),
         (message("doctor/missing_image", path="missing.sif"),
          (HEAD, START.replace("python", "apptainer exec --nv missing.sif python"))),
+        (message("doctor/missing_file", path="missing.py"),
+         (HEAD, "cd /a; cd $SLURM_SUBMIT_DIR; cd b\n" + START.replace("train.py", "missing.py"))),
         (message("doctor/missing_folder", path="missing"), (head("--chdir=missing"), START)),
     ],
     "missing-module": [
@@ -599,6 +601,7 @@ RULES_KEPT = {
                            (head("--array=1-4"), START.rstrip() + " > $SLURM_ARRAY_TASK_ID.txt\n")],
     "missing-file": [(HEAD, "cp $HOME/missing.py .\n" + START.replace("train.py", "missing.py")),
                      (HEAD, "cd $SCRATCH/run\n" + START.replace("train.py", "missing.py")),
+                     (HEAD, "[ -d missing ] || python -m venv missing\nsource missing/bin/activate\n" + START),
                      (HEAD, START.replace("train.py", "-m package.missing"))],
     "missing-module": [(HEAD, MODULE.format("pytorch/2.9") + START),
                        (HEAD, "module use /site\n" + MODULE.format("missing") + START)],
