@@ -488,6 +488,8 @@ RULES_BROKEN = {
         (message("doctor/missing_file", path="missing/bin/activate"), (HEAD, "source missing/bin/activate\n" + START)),
         (message("doctor/missing_image", path="missing.sif"),
          (HEAD, START.replace("python", "apptainer exec --nv missing.sif python"))),
+        (message("doctor/missing_file", path="missing.py"),
+         (HEAD, "cd /a; cd $SLURM_SUBMIT_DIR; cd b\n" + START.replace("train.py", "missing.py"))),
         (message("doctor/missing_folder", path="missing"), (head("--chdir=missing"), START)),
     ],
     "missing-module": [
@@ -599,6 +601,7 @@ RULES_KEPT = {
                            (head("--array=1-4"), START.rstrip() + " > $SLURM_ARRAY_TASK_ID.txt\n")],
     "missing-file": [(HEAD, "cp $HOME/missing.py .\n" + START.replace("train.py", "missing.py")),
                      (HEAD, "cd $SCRATCH/run\n" + START.replace("train.py", "missing.py")),
+                     (HEAD, "[ -d missing ] || python -m venv missing\nsource missing/bin/activate\n" + START),
                      (HEAD, START.replace("train.py", "-m package.missing"))],
     "missing-module": [(HEAD, MODULE.format("pytorch/2.9") + START),
                        (HEAD, "module use /site\n" + MODULE.format("missing") + START)],
@@ -654,6 +657,42 @@ def test_a_script_that_does_not_break_a_rule(name: str, parts: tuple[str, str]) 
     assert [finding.rule for finding in findings(parts)] == []
 
 
+@pytest.mark.parametrize(("text", "rule", "suggestion"), [
+    ("srun -l \\\n  --mpi=pmix python -m mpiddp train.py\n", "srun-cpus",
+     "srun --cpus-per-task=$SLURM_CPUS_PER_TASK -l \\"),
+    ('SRUN="srun --mpi=pmix"\n$SRUN python -m mpiddp train.py\n', "srun-cpus",
+     'SRUN="srun --cpus-per-task=$SLURM_CPUS_PER_TASK --mpi=pmix"'),
+    (f"{MODULE.format('mpich')}SRUN='srun --mpi=pmix -c8'\n# $SRUN --mpi=pmix\neval $SRUN python -m mpiddp train.py\n",
+     "mpi-interface", "SRUN='srun --mpi=pmi2 -c8'"),
+    ("OPTIONS=(--log-dri logs)\n" + START.replace("train.py", '"${OPTIONS[@]}" train.py'), "unknown-option",
+     "OPTIONS=(--log-dir logs)"),
+    ("mpirun -np 4 --bind-to none python -m mpiddp train.py\n", "mpirun-ranks",
+     "mpirun --bind-to none python -m mpiddp train.py"),
+])
+def test_the_line_to_write_instead(text: str, rule: str, suggestion: str) -> None:
+    """It is the line that has to change, also where that is not the launch's."""
+    assert {finding.rule: finding.suggestion for finding in findings((HEAD, text))} == {rule: suggestion}
+
+
+@pytest.mark.parametrize("text", [
+    "srun --mpi=pmix -c 8 --gpus-per-node=4 python -m mpiddp train.py\n", "mpirun python -m mpiddp train.py\n",
+    "python -m mpiddp train.py\n", "torchrun --nproc-per-node=4 train.py\n",
+    "flux run -N2 -n8 -c8 -g1 python -m mpiddp train.py\n"])
+def test_a_script_without_directives(text: str) -> None:
+    """It may run in an allocation, of which nothing is known."""
+    assert findings(("", text)) == []
+
+
+def test_variables_of_the_submission() -> None:
+    """A job has its own of the batch system's; the others are as they are here."""
+    environ = {"SLURM_CPUS_PER_TASK": "64", "SLURM_NTASKS": "1", "LOGS": "/logs", "RANK": "7"}
+    read_script = read_from_text("job.sh", HEAD + "srun -n $SLURM_NTASKS -c $SLURM_CPUS_PER_TASK python -m mpiddp "
+                                 "--log-dir $LOGS ${NAME:-a.py} --rank ${RANK:-0}\n", environ)
+    assert read_script.launches[0].launcher_options == {"ntasks": "8", "cpus-per-task": "8"}
+    assert read_script.launches[0].options == ("--log-dir", "/logs")
+    assert read_script.launches[0].script_words == ("a.py", "--rank", "${RANK:-0}")
+
+
 def test_the_document_has_the_table_of_rules() -> None:
     text = (ROOT / "mpiddp/doctor/README.md").read_text()
     assert re.findall(r"^\| `([\w-]+)` \| (.*) \|$", text, re.MULTILINE) == [
@@ -667,7 +706,7 @@ def test_findings_as_text_and_as_json() -> None:
     wrong = message("doctor/unknown_option", option="--log-dri", hint="--log-dir")
     line = "    srun python -m mpiddp --log-dri x train.py"
     assert f"job.sh:7: \033[1;31merror\033[0m: {wrong} [unknown-option]\n{line}\n" in text
-    assert "\n  write  --log-dir\n" in text
+    assert "\n  write  srun python -m mpiddp --log-dir x train.py\n" in text
     assert text.splitlines()[-1] == "job.sh: " + message("doctor/summary", findings="1 error, 2 warnings", line=7)
     assert "\033" not in format_findings(read_script, found, 80, has_colours=False)
     answer = json.loads(as_json(read_script, found))

@@ -101,7 +101,8 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
     def is_empty(name: str) -> bool:
         return is_empty_if_unset(name) or (scheduler is Scheduler.SLURM and name in SLURM_VARIABLES)
 
-    shell = Shell({**environ, **scheduler_variables(scheduler, options, request)}, is_empty)
+    own = {name: value for name, value in environ.items() if is_empty_if_unset(name)}  # a job sets the others anew
+    shell = Shell({**own, **scheduler_variables(scheduler, options, request)}, is_empty)
     try:
         shell.follow(parse(text.encode(errors="replace").decode()))
     except QuoteError as error:

@@ -114,8 +114,9 @@ def check_missing_file(context: Context) -> Iterator[Problem]:
         if launch.program is Program.MPIDDP and find_option_errors(launch):
             continue  # the script may be the value of that option
         if launch.script and not launch.container and not is_here(context, launch.folder, launch.script):
+            folder = os.path.normpath(os.path.join(base, launch.folder or ""))
             yield Problem(Severity.ERROR, launch.line, f"no such file: {launch.script}",
-                          f"looked for in {os.path.join(base, launch.folder or '') or 'the current folder'}")
+                          f"looked for in {'the current folder' if folder == '.' else folder}")
         config = find_option(launch.options, "config-file")
         if config and "$" not in config and not launch.container and not is_here(context, launch.folder, config):
             yield Problem(Severity.ERROR, launch.line, f"no such file: {config}", "accelerate cannot read it")
@@ -147,17 +148,21 @@ def is_here(context: Context, folder: str | None, path: str) -> bool:
     if NODE_FOLDERS.match(path) or ("$" in base and not os.path.isabs(path)):
         return True
     places = [os.path.join(base, folder or "", path)]
-    if not folder:
+    if folder in ("", "."):
         places.append(os.path.join(os.path.dirname(context.script.path), path))
     if any(map(context.host.exists, places)):
         return True
-    name = os.path.basename(path)
-    parent = os.path.basename(os.path.dirname(path))
-    return any(command.words[0] in MAKERS and (
-        any(name in word or (parent and parent in word) for word in command.words[1:] if word != path)
-        or any(name in output for output in command.outputs))
-        and not any(command.text == launch.text for launch in context.script.trainings)
-        for command in context.script.commands)
+    trainings = {launch.text for launch in context.script.trainings}
+    return any(makes_file(command, path) for command in context.script.commands
+               if command.words[0] in MAKERS and command.text not in trainings)
+
+
+def makes_file(command: Command, path: str) -> bool:
+    """Return whether a command that makes files names a file, or a folder above it."""
+    name, parent = os.path.basename(path), os.path.basename(os.path.dirname(path))
+    words = [word for word in command.words[1:] if word != path]
+    return any(name in word or (parent and parent in word) or path.startswith(f"{word.rstrip('/')}/") for word in words
+               ) or any(name in output for output in command.outputs)
 
 
 @rule("missing-module", "modules that do not exist here")

@@ -28,6 +28,7 @@ MODULES = {
     "torch.distributed.elastic.run": "torchrun", "accelerate.commands.launch": "accelerate",
     "accelerate.launch": "accelerate", "deepspeed.launcher.runner": "deepspeed", "deepspeed": "deepspeed",
 }
+PYTHON_TOOLS = ("venv", "pip", "virtualenv", "ensurepip", "compileall", "json.tool", "zipfile", "mpi4py")
 PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")
 # Options of torchrun and `accelerate launch` that take no value.
 TORCHRUN_FLAGS = frozenset(("standalone", "no-python", "run-path", "use-env", "virtual-local-rank", "help"))
@@ -150,7 +151,9 @@ class Reader:
             if unknown_start is not None:
                 base = replace(base, launcher=unknown_start, launcher_word=unknown_start, has_unknown_options=True)
             launch = self._read_program(base, words, command, depth)
-            is_launch = launch.is_training and (launch.program is not Program.PYTHON or launch.script_words)
+            is_tool = launch.is_module and launch.script_words[:1] != () and launch.script_words[0] in PYTHON_TOOLS
+            is_launch = launch.is_training and not is_tool and (
+                launch.program is not Program.PYTHON or launch.script_words)
             return launch if is_launch else None
         options, length, has_unknown = read_launcher_options(launcher, words)
         if not words[length:] and not has_unknown:

@@ -37,6 +37,7 @@ COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     ">=": operator.ge,
 }
 READING_COMMANDS = ("read", "mapfile", "readarray", "getopts")  # set variables from what only the job knows
+SUBMISSION_FOLDER = re.compile(r"\$\{?(SLURM_SUBMIT_DIR|PBS_O_WORKDIR|LS_SUBCWD)\}?")
 WHICH = re.compile(r"(?:which|command\s+-v|type\s+-P)\s+([\w./-]+)")
 SHELLS = ("bash", "sh", "dash", "ksh", "zsh")
 
@@ -73,9 +74,9 @@ class Note:
 class Command:
     """A simple command.
 
-    `assignments` stand before it (`A=1 srun …`), `outputs` are the files that it writes by `>`, `folder` is where
-    `cd` has led to before, relative to the folder of the start; None if that is unknown. `input_text` is its here
-    document.
+    `assignments` stand before it (`A=1 srun …`), `outputs` are the files that it writes by `>`. `folder` is where `cd`
+    has led to before: relative to the folder of the start, "." for that of the submission, None if unknown.
+    `input_text` is its here document.
     """
 
     line: int
@@ -397,10 +398,12 @@ class Shell:
 
     def _change_folder(self, words: list[str]) -> None:
         target = words[1] if len(words) > 1 else self._text_of("HOME")
-        if MARK.search(target) or self._folder is None or target == "-":
+        if SUBMISSION_FOLDER.fullmatch(self.show(target)):
+            self._folder = "."
+        elif MARK.search(target) or target == "-" or (self._folder is None and not target.startswith("/")):
             self._folder = None
         else:
-            self._folder = os.path.normpath(os.path.join(self._folder, target))
+            self._folder = os.path.normpath(os.path.join(self._folder or "", target))
 
     def _read_outputs(self, redirect: Node) -> list[Word]:
         """Return the files that a redirection writes."""
