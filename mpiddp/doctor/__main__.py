@@ -1,0 +1,85 @@
+"""Checks a job script before it is submitted: `python -m mpiddp.doctor job.sh`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..base.errors import EXIT_USAGE
+from ..base.stderr import print_answer, write_line
+from ..base.version import __version__
+from ..options.help import Parser, terminal_width
+
+if TYPE_CHECKING:
+    from .batch_script import BatchScript
+
+DESCRIPTION = """\
+Check a job script for Slurm, PBS, LSF or Flux without running it, and print what is wrong, why, and what to
+write instead. Exit status: 0 nothing found, 1 something to look at, 2 wrong usage."""
+NEEDS_PARSER = ("mpiddp.doctor: the parser of shell scripts is not installed: pip install 'mpiddp[doctor]' "
+                "(tree-sitter and tree-sitter-bash)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check a job script and print what was found; return the exit status."""
+    try:
+        options = parse_arguments(arguments)
+    except argparse.ArgumentTypeError as error:
+        write_line(str(error))
+        return EXIT_USAGE
+    try:
+        from .batch_script import NotABatchScript, read
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("tree_sitter"):
+            raise
+        write_line(NEEDS_PARSER)
+        return EXIT_USAGE
+    from .report import as_json, format_findings
+    from .rules import Host, check
+
+    try:
+        # without this shell's variables a converted script keeps their names
+        script = read(options.script, {} if options.convert else os.environ)
+    except NotABatchScript as error:
+        write_line(f"mpiddp.doctor: {options.script} {error}")
+        return EXIT_USAGE
+    if options.convert:
+        return print_conversion(script)
+    findings = check(script, Host("", os.environ))
+    text = as_json(script, findings) if options.json else format_findings(
+        script, findings, terminal_width(), has_colours=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+    return print_answer(text) or int(bool(findings))
+
+
+def print_conversion(script: BatchScript) -> int:
+    """Print what changes in a job script so that it starts mpiddp; return the exit status, 1 if nothing does."""
+    from .batch_script import open_script
+    from .conversion import convert, format_diff
+
+    changes = format_diff(script, convert(script, lambda name: open_script(script.path, name)))
+    if not changes:
+        write_line(f"mpiddp.doctor: {script.path} has nothing to convert: it starts neither torchrun, nor accelerate "
+                   "launch, nor Python by srun or mpirun")
+        return 1
+    return print_answer(changes.rstrip("\n"))
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the command line's options; raise argparse.ArgumentTypeError with the line for the user."""
+    parser = Parser(prog="mpiddp.doctor", usage="python -m mpiddp.doctor [options] job.sh", description=DESCRIPTION,
+                    allow_abbrev=False)
+    parser.add_argument("script", metavar="job.sh", help="the job script; files are looked for from the current "
+                        "folder, from which you submit it")
+    parser.add_argument("--convert", action="store_true", help="print the changes, as a diff, by which the job "
+                        "script starts mpiddp instead of torchrun or accelerate launch; `# check:` marks what is not "
+                        "certain")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""The statements of a shell script: which variables they set and read, and which are needed no more."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tree_sitter import Node
+
+from .shell import parse, read_text
+
+# Commands that only look at something or print it: a statement of these alone has no other effect than its variables.
+HARMLESS = frozenset((
+    ":", "[", "[[", "awk", "basename", "cat", "cut", "date", "declare", "dirname", "echo", "export", "expr", "false",
+    "getent", "grep", "head", "hostname", "local", "nslookup", "nvidia-smi", "printf", "readonly", "scontrol", "sed",
+    "shuf", "sort", "tail", "test", "tr", "true", "uniq", "wc", "which",
+))
+REFERENCE = re.compile(r"\$\{?[#!]?([A-Za-z_]\w*)")
+ARITHMETIC = re.compile(r"\(\((.*?)\)\)", re.DOTALL)
+HIDDEN = ("command_substitution", "process_substitution")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement, or a comment, at the outermost level; `begin` and `end` are its place in the text."""
+
+    begin: int
+    end: int
+    text: str
+    kind: str
+    assigned: frozenset[str]
+    commands: frozenset[str]
+    function: str = ""
+
+    @property
+    def is_comment(self) -> bool:
+        """Whether it is a comment."""
+        return self.kind == "comment"
+
+    @property
+    def is_report(self) -> bool:
+        """Whether it only prints."""
+        return bool(self.commands) and self.commands <= {"echo", "printf"} and not self.assigned
+
+    def contains(self, text: str) -> bool:
+        """Return whether another command is part of it."""
+        return text in self.text
+
+
+def read_statements(text: str) -> list[Statement]:
+    """Return the outermost statements of a script; raise QuoteError if a quote is not closed."""
+    data = text.encode()
+    statements = []
+    for node in parse(text).named_children:
+        begin, end = len(data[:node.start_byte].decode()), len(data[:node.end_byte].decode())
+        name = node.child_by_field_name("name") if node.type == "function_definition" else None
+        statements.append(Statement(
+            begin, end, text[begin:end].strip(), node.type, frozenset(find_assigned(node)),
+            frozenset(find_commands(node)), read_text(name) if name is not None else ""))
+    return statements
+
+
+def references(text: str) -> frozenset[str]:
+    """Return the variables that a text reads, in quotes, too."""
+    names = set(REFERENCE.findall(text))
+    for part in ARITHMETIC.findall(text):
+        names.update(re.findall(r"[A-Za-z_]\w*", part))
+    return frozenset(names)
+
+
+def find_assigned(node: Node) -> Iterator[str]:
+    """Yield the variables that a statement sets or exports."""
+    if node.type in HIDDEN:
+        return
+    name = node.child_by_field_name("name") or node.child_by_field_name("variable")
+    if name is not None and node.type in ("variable_assignment", "for_statement", "c_style_for_statement"):
+        yield re.split(r"\[", read_text(name))[0]
+    for child in node.named_children:
+        if node.type in ("declaration_command", "unset_command") and child.type in ("variable_name", "word"):
+            yield read_text(child)
+        yield from find_assigned(child)
+
+
+def find_commands(node: Node) -> Iterator[str]:
+    """Yield the names of the commands that a statement runs, without those whose output becomes a value."""
+    if node.type in HIDDEN:
+        return
+    if node.type == "command":
+        name = node.child_by_field_name("name")
+        yield read_text(name) if name is not None else ""
+    for child in node.named_children:
+        yield from find_commands(child)
+
+
+def find_unneeded(statements: Sequence[Statement], names: Iterable[str], rest: str) -> list[Statement]:
+    """Return the statements that only serve to set some variables, or to print them, and that nothing else needs.
+
+    `names` are the variables that are no longer used; `rest` is a text that stays beside the statements.
+    """
+    unused = set(names)
+    found: list[Statement] = []
+    for statement in iterate(statements, found):
+        functions = {each.function for each in found if each.function}
+        if not statement.commands <= HARMLESS | functions or statement.is_comment:
+            continue
+        set_by_found = {name for each in found for name in each.assigned} | set(names)
+        if statement.is_report:
+            if references(statement.text) & set_by_found:
+                found.append(statement)
+        elif statement.assigned & unused or statement.commands & functions:
+            found.append(statement)
+            unused |= references(statement.text)
+    return keep_what_is_read(statements, found, rest)
+
+
+def iterate(statements: Sequence[Statement], found: list[Statement]) -> Iterator[Statement]:
+    """Yield the statements that are not found, again and again until a round has found nothing."""
+    while True:
+        before = len(found)
+        yield from (statement for statement in statements if statement not in found)
+        if len(found) == before:
+            return
+
+
+def keep_what_is_read(statements: Sequence[Statement], found: list[Statement], rest: str) -> list[Statement]:
+    """Return the statements found whose variables and functions no other statement reads."""
+    while True:
+        kept = [statement for statement in statements if statement not in found and not statement.is_comment]
+        read = references(rest).union(*(references(statement.text) for statement in kept))
+        called = frozenset[str]().union(*(statement.commands for statement in kept)) - {""}
+        functions = {statement.function for statement in found if statement.function}
+        still = [statement for statement in found if not statement.assigned & read
+                 and statement.function not in called and statement.commands <= HARMLESS | functions]
+        if len(still) == len(found):
+            return found
+        found = still
+
+
+def remove_exports(text: str, names: frozenset[str]) -> str:
+    """Return a statement without its assignments to some variables, empty if nothing is left."""
+    root = parse(text)
+    node = root.named_children[0] if root.named_children else root
+    if node.type not in ("declaration_command", "variable_assignments", "variable_assignment"):
+        return text
+    parts = [node] if node.type == "variable_assignment" else node.named_children
+    kept = [part for part in parts if re.split(r"\+?=|\[", read_text(part))[0] not in names]
+    if len(kept) == len(parts):
+        return text
+    words = [read_text(node.children[0])] if node.type == "declaration_command" else []
+    return " ".join([*words, *map(read_text, kept)]) if kept else ""
+
+
+def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
+    """Return a text in which places have new text."""
+    for begin, end, new in sorted(edits, reverse=True):
+        text = text[:begin] + new + text[end:]
+    return text
+
+
+def find_comments(statements: Sequence[Statement], removed: Sequence[Statement], text: str) -> list[Statement]:
+    """Return the comments in the lines right above statements that are removed."""
+    found: list[Statement] = []
+    for statement, following in reversed([*pairwise(statements)]):
+        is_above = text[statement.end:following.begin].strip(" \t") in ("\n", "")
+        is_plain = statement.is_comment and not re.match(r"#(!|#?SBATCH|#?PBS|#?BSUB|flux:)", statement.text)
+        if is_plain and is_above and (following in removed or following in found):
+            found.append(statement)
+    return found
+
+
+def remove_empty_lines(text: str, before: str) -> str:
+    """Return a text without the lines that have become empty."""
+    old = before.split("\n")
+    kept: list[str] = []
+    new = text.split("\n")
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    for kind, _, _, begin, end in matcher.get_opcodes():
+        kept += [line for line in new[begin:end] if kind == "equal" or line.strip()]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).rstrip("\n") + "\n"
+def find_place(text: str, line: int, part: str) -> tuple[int, int] | None:
+    """Return where a command stands that begins in a line; the command in that line if it comes from an eval."""
+    begin = 0
+    for _ in range(line - 1):
+        begin = text.index("\n", begin) + 1
+    line_end = text.find("\n", begin)
+    line_end = len(text) if line_end < 0 else line_end
+    found = text.find(part, begin)
+    if 0 <= found <= line_end:
+        return found, found + len(part)
+    data = text.encode()
+    for node in iterate_nodes(parse(text)):
+        if node.type == "command" and node.start_point.row == line - 1:
+            return len(data[:node.start_byte].decode()), len(data[:node.end_byte].decode())
+    return None
+
+
+def find_line(text: str, place: int) -> tuple[int, str]:
+    """Return where the line with a place begins, with the lines that it continues, and its indentation."""
+    begin = text.rfind("\n", 0, place) + 1
+    while text[:begin].endswith("\\\n"):
+        begin = text.rfind("\n", 0, begin - 1) + 1
+    line = text[begin:]
+    return begin, line[:len(line) - len(line.lstrip(" \t"))]
+
+
+def iterate_nodes(node: Node) -> Iterator[Node]:
+    """Yield a node and all below it."""
+    yield node
+    for child in node.named_children:
+        yield from iterate_nodes(child)

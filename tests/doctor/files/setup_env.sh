@@ -1,0 +1,1 @@
+module load pytorch openmpi

@@ -1,0 +1,1 @@
+print("a training script", flush=True)

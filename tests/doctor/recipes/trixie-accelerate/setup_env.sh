@@ -1,0 +1,2 @@
+# Sets up the environment of a job.
+module load pytorch

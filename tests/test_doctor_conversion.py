@@ -1,0 +1,285 @@
+"""Recipes that start torchrun, accelerate or Python with mpirun, and the job scripts that take their place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mpiddp.doctor.batch_script import BatchScript, read, read_from_text
+from mpiddp.doctor.conversion import convert, format_diff
+from mpiddp.doctor.findings import Host
+from mpiddp.doctor.rules import check
+from mpiddp.doctor.shell import Word
+from mpiddp.doctor.statements import find_unneeded, read_statements, references, remove_exports
+from mpiddp.doctor.words import break_lines, format_word, format_words
+from tests import processes, support
+from tests.doctor.measure import FILES, SCRIPTS, read_script
+from tests.messages import message
+from tests.support import ROOT, Mpi, alone
+
+RECIPES = FILES.parent / "recipes"
+CORES = "--cpus-per-task=$SLURM_CPUS_PER_TASK"
+# Of each recipe: the job script, lines of the converted one, and what is not left in it.
+CONVERTED = {
+    "hipergator/job_launch.sh": (
+        ["#SBATCH --ntasks-per-node=4", "#SBATCH --gpus-per-node=4", "#SBATCH --cpus-per-task=2", "module load pytorch",
+         f"srun --mpi=pmix {CORES} --unbuffered python3 -m mpiddp --pass-local-rank train.py --epochs 1"],
+        ["gpus-per-task", "PRIMARY", "launch_node.sh"]),
+    "supercloud/batch.sh": (
+        ["#SBATCH --tasks-per-node=2", "#SBATCH -c 4", "module load mpi/openmpi",
+         "mpirun --tag-output python -m mpiddp train.py"],
+        ["MASTER", "OMP_NUM_THREADS", "MPI_FLAGS", "listens on this host"]),
+    "enroot/run_script.sh": (
+        ["#SBATCH --ntasks-per-node=2", "#SBATCH --cpus-per-task=2", "source env.sh",
+         "enroot --root --rw --mount $HOME:/workspace/mnt $CONTAINER_NAME",
+         "python -m mpiddp train.py -np $NPROC_PER_NODE -n $NNODES", '"$CONTAINER_NAME" "$CONTAINER_IMAGE" || exit 1'],
+        ["MASTER_ADDR", "NODE_RANK", "get_master_address", "torchrun"]),
+    "trixie/task.slurm": (
+        ["#SBATCH --ntasks-per-node=4", "#SBATCH --cpus-per-task=1", "source activate pytorch", "##SBATCH --ntasks=2",
+         "# check: --cpus-per-task: the recipe has 6 cores for 4 ranks",
+         (f"srun --mpi=pmix {CORES} python -m mpiddp --log-dir logs --pass-local-rank=--local_rank train.py"
+          " --batch_size 128 --learning_rate 5e-5")],
+        ["MASTER", "OMP_NUM_THREADS", "task.sh", "wait\n", "\nenv", "%t"]),
+    "trixie-accelerate/job.sh": (
+        ["#SBATCH --ntasks-per-node=4", "#SBATCH --cpus-per-task=2", "#SBATCH --requeue", 'source setup_env.sh ""',
+         "   trap _requeue USR1", f"srun --mpi=pmix {CORES} python -m mpiddp train.py"],
+        ["head_node", "29507", "accelerate launch \\", "distributed framework"]),
+    "launch/job.sh": (
+        ["#SBATCH --ntasks-per-node=2", "#SBATCH --cpus-per-task=2", "#SBATCH --mem=4G",
+         f"srun --mpi=pmix {CORES} python -m mpiddp --pass-local-rank train.py --backend=gloo"],
+        ["master_", "hosts=", "helper"]),
+}
+
+
+def read_file(folder: Path, name: str) -> str | None:
+    """Return a file's text beside a job script, None without one."""
+    path = folder / name
+    return path.read_text() if path.is_file() else None
+
+
+def convert_recipe(name: str) -> tuple[BatchScript, str]:
+    """Return a recipe and the script that takes its place."""
+    path = RECIPES / name
+    script = read(str(path))
+    return script, convert(script, lambda file: read_file(path.parent, file))
+
+
+def convert_text(text: str) -> str:
+    """Return the conversion of a job script that is submitted where the corpus is."""
+    return convert(read_from_text(str(FILES / "job.sh"), text), lambda file: read_file(FILES, file))
+
+
+def join_lines(text: str) -> str:
+    """Return a script with each command in one line."""
+    return re.sub(r" \\\n\s*", " ", text)
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_the_recipes_of_the_beginning(name: str) -> None:
+    lines, gone = CONVERTED[name]
+    _, text = convert_recipe(name)
+    assert [line for line in lines if line not in join_lines(text)] == [], text
+    body = text.split("\n", 2)[2]  # without the line that tells the source
+    assert [part for part in gone if part in body] == [], text
+    assert text.count("-m mpiddp") == 1
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_converted_recipe_has_no_finding_and_is_not_converted_again(name: str) -> None:
+    script, text = convert_recipe(name)
+    new = read_from_text(script.path, text)
+    known = {"trixie/task.slurm": {"one-core"}, "trixie-accelerate/job.sh": {"open-mode", "signal-batch"}}  # their own
+    assert {finding.rule for finding in check(new, Host(str((RECIPES / name).parent)))} == known.get(name, set())
+    assert convert(new, lambda file: read_file((RECIPES / name).parent, file)) == text
+
+
+@pytest.mark.process
+def test_each_conversion_is_a_shell_script(tmp_path: Path) -> None:
+    texts = [convert_recipe(name)[1] for name in CONVERTED]
+    texts += [convert(read_script(script.stem), lambda file: read_file(FILES, file)) for script in SCRIPTS.iterdir()]
+    for number, text in enumerate(texts):
+        (path := tmp_path / f"{number}.sh").write_text(text)
+    done = processes.run("bash", "-c", 'for file in "$@"; do bash -n "$file" || exit 1; done', "bash",
+                         *map(str, tmp_path.iterdir()), timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert number == len(CONVERTED) + 49
+    assert path.exists()
+
+
+@pytest.mark.process
+def test_the_diff_can_be_applied(tmp_path: Path) -> None:
+    script, text = convert_recipe("trixie/task.slurm")
+    (copy := tmp_path / "task.slurm").write_text(script.text)
+    (tmp_path / "changes").write_text(format_diff(script, text))
+    done = processes.run("git", "apply", "-p0", "changes", timeout=30, cwd=tmp_path)
+    assert (done.returncode, copy.read_text()) == (0, text), done.stderr
+
+
+@pytest.mark.process
+def test_the_option(quick: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("#SBATCH -c 4\nmodule load openmpi\ntorchrun --nproc_per_node=2 train.py > $LOG\n")
+    (tmp_path / "done.sh").write_text("#SBATCH -c 4\nsrun --mpi=pmix -c 4 python -m mpiddp train.py\n")
+    done = support.check(alone(quick, "-m", "mpiddp.doctor", "--convert", "job.sh", cwd=tmp_path))
+    assert done.stdout.splitlines()[:3] == ["--- job.sh", "+++ job.sh\twith mpiddp", "@@ -1,3 +1,4 @@"]
+    assert f"\n+srun --mpi=pmix {CORES} python -m mpiddp train.py > $LOG\n" in done.stdout
+    same = support.check(alone(quick, "-m", "mpiddp.doctor", "--convert", "done.sh", cwd=tmp_path), 1)
+    assert (same.stdout, same.stderr) == ("", "mpiddp.doctor: done.sh " + message("doctor/nothing_to_convert") + "\n")
+
+
+def test_a_script_for_mpiddp_stays_as_it_is() -> None:
+    for path in [*SCRIPTS.glob("*mpiddp*.sh"), *(ROOT / "batch").glob("*.sh")]:
+        script = read(str(path))
+        assert convert(script, lambda _: None) == script.text, path
+        assert format_diff(script, script.text) == ""
+
+
+@pytest.mark.parametrize(("launch", "expected"), [
+    ("srun torchrun --nproc_per_node=2 -m package.train --lr 1", "python -m mpiddp -m package.train --lr 1"),
+    ("torchrun --standalone --nproc-per-node gpu train.py", "python -m mpiddp train.py"),
+    ("srun /opt/env/bin/torchrun --nproc_per_node=2 train.py", "/opt/env/bin/python -m mpiddp train.py"),
+    ("srun python -u -m torch.distributed.run --nproc_per_node=2 train.py", "python -u -m mpiddp train.py"),
+    ("srun torchrun --local-ranks-filter 0 --nproc_per_node=2 train.py", "python -m mpiddp --show local-0 train.py"),
+    ("srun torchrun --virtual-local-rank --nproc_per_node=2 train.py",
+     "python -m mpiddp --virtual-local-rank train.py"),
+    ("srun torchrun --log-dir=out --tee 3 --nproc_per_node=2 train.py", "python -m mpiddp --log-dir out train.py"),
+    ("srun accelerate launch --mixed_precision bf16 train.py --x", "python -m mpiddp train.py --x"),
+    ("srun uv run torchrun --nproc_per_node=2 train.py", "uv run python -m mpiddp train.py"),
+    ("srun --cpu-bind=none -l torchrun --nproc_per_node=2 train.py | tee log",
+     f"srun --mpi=pmix {CORES} --label python -m mpiddp train.py | tee log"),
+    ("NCCL_DEBUG=INFO srun torchrun --nproc_per_node=2 train.py", f"NCCL_DEBUG=INFO srun --mpi=pmix {CORES} python"),
+    ('srun torchrun --nproc_per_node=2 train.py "$@" --name "a b" --lr=$LR',
+     'python -m mpiddp train.py "$@" --name "a b" --lr=$LR'),
+    ("srun apptainer exec --nv image.sif torchrun --nproc_per_node=2 train.py",
+     "apptainer exec --nv image.sif python -m mpiddp train.py"),
+    ('CMD="torchrun --nproc_per_node=2 train.py"\nsrun bash -c "$CMD"', "python -m mpiddp train.py"),
+    ("A=(--nnodes 2 --nproc_per_node 2)\nsrun torchrun ${A[@]} train.py", "python -m mpiddp train.py"),
+    ('run() {\n    srun torchrun --nproc_per_node=2 "$@"\n}\nrun train.py --x', "    srun --mpi=pmix"),
+])
+def test_what_a_launch_becomes(launch: str, expected: str) -> None:
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --gres=gpu:2\n#SBATCH -c 8\nmodule load openmpi\n"
+    text = convert_text(f"{head}{launch}\n")
+    assert expected in join_lines(text)
+    assert "#SBATCH --ntasks-per-node=2\n" in text
+    assert "#SBATCH --cpus-per-task=4\n" in text
+    assert "torchrun" not in text
+
+
+@pytest.mark.parametrize(("directives", "expected"), [
+    (["-N 2 -n 2 -c 24 --gres=gpu:4"], ["-N 2 --cpus-per-task=6 --gres=gpu:4", "--ntasks-per-node=4"]),
+    (["--nodes=2", "--ntasks=2", "--gres=gpu:4"], ["--nodes=2", "--gres=gpu:4", "--ntasks-per-node=4"]),
+    (["--ntasks-per-node=1  # one launcher", "--cpus-per-task=9 # cores"],
+     ["--ntasks-per-node=4", "--cpus-per-task=2"]),
+    (["--ntasks-per-node=1", "--gpus-per-task=4"], ["--ntasks-per-node=4", "--gpus-per-node=4"]),
+    (["--ntasks-per-node=4", "--cpus-per-task=6"], ["--ntasks-per-node=4", "--cpus-per-task=6"]),
+])
+def test_what_directives_become(directives: list[str], expected: list[str]) -> None:
+    head = "".join(f"#SBATCH {directive}\n" for directive in directives)
+    text = convert_text(f"#!/bin/bash\n{head}\nmodule load openmpi\nsrun torchrun --nproc_per_node=4 train.py\n")
+    assert re.findall("^#SBATCH (.*)$", text, re.MULTILINE) == expected
+    assert ("# check: --cpus-per-task" in text) == ("cpus-per-task" not in "".join(expected))
+
+
+@pytest.mark.parametrize(("module", "option"), [
+    ("openmpi/5.0.3", "--mpi=pmix "), ("intel-oneapi-mpi/2021.10", "--mpi=pmi2 "), ("mpich", "--mpi=pmi2 "),
+    ("cray-mpich/8.1.29", ""), ("pytorch", "--mpi=pmix ")])
+def test_the_interface_is_that_of_the_module(module: str, option: str) -> None:
+    text = convert_text(f"#!/bin/bash\n#SBATCH -c 4\nmodule load {module}\nsrun torchrun --nproc_per_node=2 train.py\n")
+    assert f"srun {option}--cpus-per-task" in text
+    assert ("# check: --mpi" in text) == (module == "pytorch")
+
+
+@pytest.mark.parametrize(("launch", "count"), [
+    ("torchrun --nproc_per_node=2 --max-restarts=3 train.py", 1), ("torchrun --nproc_per_node=2 --no-python ./a.sh", 1),
+    ("python -m torch.distributed.launch --nproc_per_node=2 elsewhere.py", 1),
+    ("python -m torch.distributed.launch --use_env --nproc_per_node=2 elsewhere.py", 0),
+    ("accelerate launch --num_processes 2 --config_file configs/fsdp.yaml train.py", 0),
+    ("accelerate launch --num_processes 2 --use_fsdp --config_file configs/fsdp.yaml train.py", 1),
+    ("accelerate launch --num_processes 2 train.py", 1), ("torchrun --nproc_per_node=$N train.py", 1),
+    ("torchrun --nproc_per_node=2 $SCRIPT --x", 1), ("srun bash -c 'torchrun --nproc_per_node=2 train.py && date'", 1),
+    ("for i in 1 2; do srun torchrun --nproc_per_node=2 --no-python ./a.sh; done", 1),
+])
+def test_what_is_uncertain_is_marked(launch: str, count: int) -> None:
+    text = convert_text(f"#!/bin/bash\n#SBATCH -c 4\nmodule load openmpi\n{launch}\n")
+    assert text.count("# check: ") == count, text
+
+
+def test_lines_before_a_launch_stand_before_its_line() -> None:
+    text = convert_text("#SBATCH -c 4\nmodule load openmpi\nfor s in 1 2; do srun accelerate launch --num_processes 2 "
+                        "--mixed_precision=fp16 train.py --seed $s; done\n").splitlines()
+    assert text[-2:] == ["export ACCELERATE_MIXED_PRECISION=fp16",
+                         f"for s in 1 2; do srun --mpi=pmix {CORES} python -m mpiddp train.py --seed $s; done"]
+
+
+def test_trainings_beside_each_other_stay_so() -> None:
+    text = convert_text("#SBATCH -c 4\nmodule load openmpi\nsrun python train.py &\nsrun python main.py &\nwait\n")
+    assert re.findall(r"python.*|^wait", text, re.MULTILINE) == [
+        "python -m mpiddp train.py &", "python -m mpiddp main.py &", "wait"]
+
+
+def test_a_helper_beside_the_training_stays() -> None:
+    text = convert_text("#SBATCH -c 4\nmodule load openmpi\nsrun python download.py\nsrun torchrun train.py\n")
+    assert "\nsrun python download.py\n" in text
+    assert "python -m mpiddp train.py" in text
+
+
+@pytest.mark.parametrize("launch", ["torchrun", "accelerate launch", "torchrun --nproc_per_node=2", "python train.py",
+                                    "srun torchrun train.py <<END\nEND", "out=$(torchrun train.py)",
+                                    "srun --ntasks=1 python download.py",
+                                    "srun python download.py\nsrun --mpi=pmix -c 4 python -m mpiddp train.py"])
+def test_what_is_not_converted(launch: str) -> None:
+    assert convert_text(text := f"#SBATCH -c 4\n{launch}\n") == text
+
+
+def test_what_accelerate_would_set_is_set() -> None:
+    text = convert_text("#!/bin/bash\n#SBATCH -c 4\naccelerate launch --cpu --mixed_precision=bf16 --num_processes 2 "
+                        "--gradient_accumulation_steps 4 --config_file $HOME/a.yaml train.py\n")
+    for line in ("export ACCELERATE_MIXED_PRECISION=bf16", "export ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4",
+                 "export ACCELERATE_USE_CPU=true", "CONFIG=$HOME/a.yaml", 'eval "$settings" || exit 1'):
+        assert f"\n{line}\n" in text
+
+
+@pytest.mark.parametrize(("name", "source"), [
+    ("accelerate_settings.sh", "accelerate.sh"), ("enroot_variables.sh", "enroot.sh")])
+def test_lines_that_batch_scripts_have_too(name: str, source: str) -> None:
+    assert (ROOT / "mpiddp/doctor" / name).read_text() in (ROOT / "batch" / source).read_text()
+
+
+def test_a_statement_that_something_else_reads_stays() -> None:
+    statements = read_statements("A=$(hostname)\nB=2\nexport ADDRESS=$A\necho $ADDRESS\ncurl $ADDRESS\necho $B\n")
+    for number, unneeded in ((5, [3]), (4, [2, 3, 0])):
+        part = statements[:number]
+        assert find_unneeded(part, {"ADDRESS"}, "") == [statements[place] for place in unneeded]
+    assert find_unneeded(statements[:4], {"ADDRESS"}, "srun curl $A") == [statements[2], statements[3]]
+
+
+@pytest.mark.parametrize(("text", "left"), [
+    ("export MASTER_ADDR=a NCCL_DEBUG=INFO", "export NCCL_DEBUG=INFO"), ("export MASTER_ADDR MASTER_PORT", ""),
+    ("A=1 MASTER_PORT=2", "A=1"), ("MASTER_PORT=2", ""), ("export A=1", "export A=1"), ("echo a", "echo a")])
+def test_exports_are_removed_one_by_one(text: str, left: str) -> None:
+    assert remove_exports(text, frozenset(("MASTER_ADDR", "MASTER_PORT"))) == left
+
+
+def test_references() -> None:
+    assert references('echo "$A" ${B:-c} \'$D\' $((E * 2)) $(cat $F) ${#G[@]}') == {"A", "B", "D", "E", "F", "G"}
+
+
+@pytest.mark.parametrize(("word", "unknown", "text"), [
+    ("plain", (), "plain"), ("two words", (), "'two words'"), ("$X", ("$X",), "$X"), ("$@", ("$@",), '"$@"'),
+    ("--lr=$X", ("$X",), '"--lr=$X"'), ("a $X", ("$X",), '"a $X"'), ("it's", (), "'it'\"'\"'s'")])
+def test_words(word: str, unknown: tuple[str, ...], text: str) -> None:
+    assert format_word(Word(word, unknown)) == text
+
+
+def test_words_stay_as_they_were_written_as_far_as_that_is_sure() -> None:
+    words = [Word("a"), Word("b c"), Word("1e-3"), Word("--x=2")]
+    assert format_words(words, ["$COMMAND", '"b c"', '"$LR"', "--x=$X"]) == 'a "b c" "$LR" --x=$X'
+    assert format_words(words, ["$COMMAND", "$LR", "--x=$X"]) == "a 'b c' 1e-3 --x=$X"
+
+
+def test_a_long_line_is_broken() -> None:
+    assert break_lines(["a", "b"]) == "a b"
+    lines = break_lines(["srun " + "--option " * 20, "python " + "word " * 40]).split(" \\\n    ")
+    assert all(len(line) <= 118 for line in lines)
+    assert any(line.startswith("python word") for line in lines)
