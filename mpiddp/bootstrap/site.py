@@ -1,0 +1,83 @@
+"""Apply the site profile to this rank before MPI_Init, and keep what that was for warnings and --explain."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import NamedTuple
+
+from ..base.config import LaunchConfig
+from ..base.files import find_risk, format_os_error, walk_path
+from ..discovery.gpus import list_openable_gpus
+from ..discovery.launchers import count_nodes
+from ..discovery.site_profile import NO_GPU, Site, load_site
+from ..options.table import find_option_problems
+from ..planning.site import (
+    JobConditions,
+    SiteSetting,
+    choose_settings,
+    describe_failed_checks,
+    explain_settings,
+    predict_backend,
+    warn_different_variables,
+)
+from .prepare import set_env
+
+CACHE_MODE = 0o700  # of a cache folder that is made
+
+
+class AppliedSite(NamedTuple):
+    """The profile as this rank has used it: the variables, and the warnings that come of it."""
+
+    site: Site = Site()
+    settings: tuple[SiteSetting, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def explain(self, config: LaunchConfig) -> dict[str, str]:
+        """Return a line on each variable and option of the profile, by its name."""
+        profile = self.site.profile
+        if profile is None:
+            return {}
+        options = {option: f"{option}  from the site profile {profile.file}" for option in config.site_options}
+        return explain_settings(profile, self.settings) | options
+
+
+applied = AppliedSite()  # by this process
+
+
+def apply_site(config: LaunchConfig, mpi_library: str) -> None:
+    """Set the variables of the site profile that are not set yet, for a job with this MPI library."""
+    global applied
+    site = load_site(os.environ)
+    profile = site.profile
+    if profile is None:
+        applied = AppliedSite(site, (), (f"site-profile: {site.problem}",) if site.problem else ())
+        return
+    gpu = next(iter(list_openable_gpus()), NO_GPU).lower()
+    backend = predict_backend(config.backend, config.device, gpu)
+    job = JobConditions(backend, gpu, mpi_library, count_nodes(os.environ))
+    settings = choose_settings(profile, job, os.environ)
+    warnings = [f"site-profile: {profile.file}: {problem}" for problem in find_option_problems(profile.options)]
+    if config.site_conflict:
+        warnings.append(f"site-profile: the options in {profile.file} are not used with yours: {config.site_conflict}")
+    new = {}
+    for setting in settings:
+        if setting.is_set and setting.is_cache and (problem := make_cache_folder(setting.value)):
+            warnings.append(f"site-profile: {setting.name} is not set: cannot use {setting.value}: {problem}")
+        elif setting.is_set:
+            new[setting.name] = setting.value
+    set_env(new)
+    warnings += warn_different_variables(profile, settings)
+    warnings += [f"site-check: {failure}"
+                 for failure in describe_failed_checks(profile, job, os.environ, os.path.exists)]
+    applied = AppliedSite(site, tuple(settings), tuple(warnings))
+
+
+def make_cache_folder(folder: str) -> str:
+    """Make a folder that only this user can write to, unless it exists, and return why that fails, empty if not."""
+    check = functools.partial(find_risk, job_folder=True)
+    try:
+        with walk_path(os.path.join(folder, "file"), check, CACHE_MODE):
+            return ""
+    except OSError as error:
+        return format_os_error(error, folder)
