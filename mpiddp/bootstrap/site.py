@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from ..base.config import LaunchConfig
 from ..base.files import find_risk, format_os_error, walk_path
-from ..discovery.gpus import list_openable_gpus
+from ..discovery.gpus import find_gpu_kind
 from ..discovery.launchers import count_nodes
-from ..discovery.site_profile import NO_GPU, Site, load_site
+from ..discovery.site_profile import Site, load_site
 from ..options.table import find_option_problems
 from ..planning.site import (
     JobConditions,
@@ -53,9 +53,8 @@ def apply_site(config: LaunchConfig, mpi_library: str) -> None:
     if profile is None:
         applied = AppliedSite(site, (), (f"site-profile: {site.problem}",) if site.problem else ())
         return
-    gpu = next(iter(list_openable_gpus()), NO_GPU).lower()
-    backend = predict_backend(config.backend, config.device, gpu)
-    job = JobConditions(backend, gpu, mpi_library, count_nodes(os.environ))
+    gpu = find_gpu_kind()
+    job = JobConditions(predict_backend(config.backend, config.device, gpu), gpu, mpi_library, count_nodes(os.environ))
     settings = choose_settings(profile, job, os.environ)
     warnings = [f"site-profile: {profile.file}: {problem}" for problem in find_option_problems(profile.options)]
     if config.site_conflict:
