@@ -170,12 +170,13 @@ def read_protected_file(file: str) -> str:
 
 
 class Key(NamedTuple):
-    """A key of a section: the type of its value, what to write, and the only values that it may have."""
+    """A key of a section: the type of its value, what to write, and the only values that it may have, if not any."""
 
     type: type
     needed: str
     required: bool = False
     values: tuple[str, ...] = ()
+    may_be_empty: bool = False
 
 
 TEXT = "a text in quotes"
@@ -200,7 +201,7 @@ SECTIONS = {
     "options": {},
 }
 ENTRIES = {
-    "variable": {"name": Key(str, "the name of a variable", required=True), "value": Key(str, TEXT, required=True),
+    "variable": {"name": Key(str, "the name of a variable", required=True), "value": Key(str, TEXT, required=True, may_be_empty=True),
                  "reason": REASON, "harmful_if_different": Key(bool, "true or false"), **CONDITION_KEYS},
     "check": {"path": Key(str, "a path that must exist"), "unset": Key(str, "a variable that must not be set"),
               "module": Key(str, "a module that must be loaded"), "reason": REASON, **CONDITION_KEYS},
@@ -275,13 +276,14 @@ class ProfileReader:
         if not isinstance(table, dict):
             self._problems.append(f"[{name}] is {describe(table)}; needed: a section that begins with [{name}]")
             return {}
+        needed = "a folder" if name == "caches" else "a text, a number, true or false"
         texts = {}
         for key, value in table.items():
             if isinstance(value, bool) and name == "options":
                 texts[key] = str(int(value))
             elif isinstance(value, (int, float)) and name == "options":
                 texts[key] = str(value)
-            elif problem := find_wrong_value(Key(str, TEXT), value):
+            elif problem := find_wrong_value(Key(str, needed, may_be_empty=name == "options"), value):
                 self._problems.append(f"[{name}]: {key} {problem}")
             else:
                 texts[key] = value
@@ -328,7 +330,7 @@ def find_wrong_value(key: Key, value: object) -> str:
         return f"is {describe(value)}; needed: {key.needed}"
     if isinstance(value, str) and "\0" in value:
         return "has a null character"
-    if key.required and value == "":
+    if value == "" and not key.may_be_empty:
         return f"is empty; needed: {key.needed}"
     if key.type is int and value < 1:  # type: ignore[operator]
         return f"is {value}; needed: {key.needed}"
