@@ -18,15 +18,13 @@ from mpiddp.bootstrap.site import make_cache_folder
 from mpiddp.cli import read_config
 from mpiddp.discovery import site_profile
 from mpiddp.discovery.launchers import count_nodes
-from mpiddp.discovery.site_profile import (
+from mpiddp.discovery.site_profile import expand, find_profile, load_profile
+from mpiddp.discovery.site_schema import (
     Conditions,
     ProfileError,
     SiteCheck,
     SiteProfile,
     SiteVariable,
-    expand,
-    find_profile,
-    load_profile,
     read_profile,
 )
 from mpiddp.doctor import site as doctor_site

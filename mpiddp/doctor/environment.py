@@ -43,7 +43,7 @@ from ..planning.site import (
 from ..staging.manifest import Mount, mount_of, mounts
 from ..supervise.command import LauncherCommand, find_launcher
 from ..where.registry import registry_folder
-from .findings import Finding, Severity
+from .finding import Finding, Severity
 
 COMMAND_TIMEOUT_S = 20.0  # for loading the MPI library, which may be on a slow file system
 LAUNCHER_PROGRAMS = ("srun", "flux", "jsrun", "ibrun", "aprun", "mpirun_rsh")  # besides mpirun and mpiexec
@@ -114,7 +114,7 @@ def main(as_json: bool = False) -> int:
 
 def format_json(findings: Sequence[Finding]) -> str:
     """Return findings as records for tools."""
-    return json.dumps([{**finding._asdict(), "severity": finding.severity.name.lower()} for finding in findings],
+    return json.dumps([{**vars(finding), "severity": finding.severity.name.lower()} for finding in findings],
                       indent=2)
 
 

@@ -1,28 +1,208 @@
-"""What the doctor finds in a job script or on a host."""
+"""What a rule finds in a job script, and what rules know of each line that starts a training."""
 
 from __future__ import annotations
 
-import enum
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
+from .batch_script import BatchScript, Launch, Program, Request, Scheduler
+from .directives import complete, number, parse_gpus, read_request
+from .finding import Finding, Severity
+from .launches import MPI_LAUNCHERS
 
-class Severity(enum.IntEnum):
-    """How bad a finding is: the job fails or trains in several copies, it wastes or may fail, or it is good to know."""
-
-    NOTE = 1
-    WARNING = 2
-    ERROR = 3
+STARTERS = (Program.TORCHRUN, Program.TORCH_LAUNCH, Program.ACCELERATE, Program.DEEPSPEED)  # of the ranks of a node
+GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "select", "gpu")
+TASK_OPTIONS = ("ntasks-per-node", "ntasks")
 
 
-class Finding(NamedTuple):
-    """What a rule has found: what is so, why it matters, and what to write or do instead, empty for nothing.
+class Problem(NamedTuple):
+    """What a rule has found: where, what is so, why that matters, and the line to write instead."""
 
-    `line` is that of a job script, None if the finding is about a host.
-    """
-
-    rule: str
     severity: Severity
     line: int | None
     message: str
-    reason: str = ""
+    reason: str
     suggestion: str = ""
+
+
+class Host:
+    """What rules ask about this host: files, seen from the folder of the submission."""
+
+    def __init__(self, folder: str = "", environ: Mapping[str, str] = {}) -> None:
+        self.folder, self.environ = folder, environ
+
+    def exists(self, path: str) -> bool:
+        """Return whether a file or folder exists."""
+        return os.path.exists(os.path.join(self.folder, path))
+
+    def is_folder(self, path: str) -> bool:
+        """Return whether a folder exists."""
+        return os.path.isdir(os.path.join(self.folder, path))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A line that starts a training, with the resources that it gets as far as they are known."""
+
+    launch: Launch
+    request: Request
+    options: Mapping[str, str]
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Return whether the training is not told to run on CPUs."""
+        words = self.launch.options
+        return (find_option(words, "device") or self.launch.assignments.get("MPIDDP_DEVICE")) != "cpu" and (
+            find_option(words, "backend") != "gloo")
+
+    @property
+    def processes_per_node(self) -> int | None:
+        """The number of training processes on a node: tasks, or what torchrun and its like start."""
+        launch, request = self.launch, self.request
+        if launch.program not in STARTERS:
+            return request.tasks_per_node
+        value = find_option(launch.options, "nproc-per-node") or find_option(launch.options, "num-gpus")
+        total = find_option(launch.options, "num-processes")
+        if value in ("gpu", "auto"):
+            return request.gpus_per_node
+        if value is None and total is not None and total.isdigit() and request.nodes:
+            return int(total) // request.nodes
+        if value is None:
+            return 1 if launch.program in (Program.TORCHRUN, Program.TORCH_LAUNCH) else None
+        return int(value) if value.isdigit() else None
+
+
+class Context:
+    """A script and a host, for the rules."""
+
+    def __init__(self, script: BatchScript, host: Host) -> None:
+        self.script, self.host = script, host
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The lines that start trainings, without those that start a helper in Python."""
+        trainings = self.script.trainings
+        has_launcher = any(launch.launcher or launch.program is not Program.PYTHON for launch in trainings)
+        chosen = [launch for launch in trainings
+                  if launch.launcher or launch.program is not Program.PYTHON or not has_launcher]
+        steps = [make_step(self.script, launch) for launch in chosen]
+        main = [step for step in steps if step.launch.program is not Program.PYTHON or step.request.tasks != 1]
+        return tuple(main or steps)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that the script loads."""
+        return tuple(word for command in self.script.commands
+                     if command.words[0] in ("module", "ml") and command.words[1:2] not in (("unload",), ("use",))
+                     for word in command.words[1:] if word not in ("load", "add", "swap", "switch", "restore", "purge")
+                     and not word.startswith("-"))
+
+    def option_line(self, *names: str) -> int | None:
+        """Return the line of the first of these options that a directive gives."""
+        lines = self.script.option_lines
+        return next((lines[name] for name in names if name in lines), None)
+
+    def has_text(self, pattern: str) -> bool:
+        """Return whether a line of the script that is no comment matches a pattern."""
+        return any(re.search(pattern, line) for line in self.script.lines if not line.lstrip().startswith("#"))
+
+
+class Rule(NamedTuple):
+    """A rule: its name, what it is about in one line, and the function that finds problems."""
+
+    name: str
+    summary: str
+    find: Callable[[Context], Iterator[Problem]]
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(name: str, summary: str) -> Callable[[Callable[[Context], Iterator[Problem]]], Rule]:
+    """Make a rule of a function."""
+    def register(find: Callable[[Context], Iterator[Problem]]) -> Rule:
+        RULES[name] = Rule(name, summary, find)
+        return RULES[name]
+    return register
+
+
+def make_step(script: BatchScript, launch: Launch) -> Step:
+    """Return a launch with the resources that it gets."""
+    options = dict(launch.launcher_options)
+    if launch.has_unknown_options:
+        return Step(launch, Request(), {**script.options, **options})
+    if launch.launcher == "srun":
+        merged = {**script.options} if script.scheduler is Scheduler.SLURM else {}
+        if "ntasks" in options and "ntasks-per-node" not in options:
+            merged.pop("ntasks-per-node", None)
+        elif "ntasks-per-node" in options and "ntasks" not in options:
+            merged.pop("ntasks", None)
+        merged |= options
+        return Step(launch, read_request(Scheduler.SLURM, merged), merged)
+    if launch.launcher == "flux":
+        job = script.options if script.scheduler is Scheduler.FLUX else {}
+        merged = {**({"nodes": job["nodes"]} if "nodes" in job else {}), **options}
+        return Step(launch, read_request(Scheduler.FLUX, merged), merged)
+    return Step(launch, read_other_request(script, launch), {**script.options, **options})
+
+
+def read_other_request(script: BatchScript, launch: Launch) -> Request:
+    """Return the resources of a launch by mpirun, jsrun, or no launcher in a job."""
+    job, options = script.request, launch.launcher_options
+    if launch.launcher == "jsrun":
+        sets, tasks = number(options, "rs_per_host"), number(options, "tasks_per_rs")
+        gpus = number(options, "gpu_per_rs")
+        return Request(job.nodes, None, sets * tasks if sets and tasks else None, number(options, "cpu_per_rs"),
+                       sets * gpus if sets and gpus is not None else None)
+    if not launch.launcher:
+        return replace(job, tasks=1, tasks_per_node=1)
+    if "ntasks" not in options and "ntasks-per-node" not in options:
+        if script.scheduler is Scheduler.PBS and job.tasks_per_node is None and "hostfile" not in options:
+            return complete(replace(job, tasks_per_node=1))
+        return job
+    return complete(replace(job, tasks=number(options, "ntasks"), tasks_per_node=number(options, "ntasks-per-node"),
+                            gpus_per_task=None))
+
+
+def find_option(words: Sequence[str], name: str) -> str | None:
+    """Return the value of a long option, with dashes or underscores, None if it is not given."""
+    for position, word in enumerate(words):
+        own, has_value, value = word.partition("=")
+        if own.startswith("-") and own.lstrip("-").replace("_", "-") == name:
+            return value if has_value else next(iter(words[position + 1:position + 2]), "")
+    return None
+
+
+def is_mpirun(launch: Launch) -> bool:
+    """Return whether mpirun or a relative of it starts the ranks."""
+    return launch.launcher in MPI_LAUNCHERS
+
+
+def count(number_of: int, noun: str) -> str:
+    """Return a number with its noun."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number_of} {noun}{plural * (number_of != 1)}"
+
+
+def insert_option(launch: Launch, option: str) -> str:
+    """Return the launch's line with another option of the launcher; empty if the launcher's name is not in it."""
+    first = launch.text.split("\n")[0]
+    name = "flux run" if launch.launcher == "flux" else launch.launcher
+    match = re.search(rf"(?<![\w/-]){re.escape(name)}(?=\s)", first)
+    return f"{first[:match.end()]} {option}{first[match.end():]}" if match else ""
+
+
+def parse_memory_mb(text: str) -> float | None:
+    """Return a size as Slurm reads it, in MB; None if it cannot be read."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)[Bb]?", text, re.IGNORECASE)
+    units = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
+    return float(match[1]) * units[match[2].upper()] if match else None
+
+
+__all__ = ["GPU_OPTIONS", "RULES", "STARTERS", "TASK_OPTIONS", "Context", "Finding", "Host", "Problem", "Rule",
+           "Severity", "Step", "count", "find_option", "insert_option", "is_mpirun", "parse_gpus", "parse_memory_mb",
+           "rule"]

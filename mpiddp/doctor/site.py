@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..base.errors import EXIT_USAGE
 from ..base.stderr import print_answer, write_line
 from ..base.text import format_columns
-from ..discovery.site_profile import NO_GPU, ProfileError, SiteCheck, SiteProfile, read_profile
+from ..discovery.site_schema import NO_GPU, ProfileError, SiteCheck, SiteProfile, read_profile
 from ..options.table import find_option_problems
 from ..planning.site import JobConditions, SiteSetting, choose_settings, is_met, predict_backend
 from .environment import user

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..discovery.site_profile import AMD, INTEL, NVIDIA, Conditions, SiteCheck, SiteProfile, SiteVariable, expand
+from ..discovery.site_profile import expand
+from ..discovery.site_schema import AMD, INTEL, NVIDIA, Conditions, SiteCheck, SiteProfile, SiteVariable
 
 CACHE_REASON = "a cache on the node itself, not on the shared file system"
 BACKENDS = {NVIDIA: "nccl", AMD: "nccl", INTEL: "xccl"}  # torch's defaults

@@ -1,0 +1,73 @@
+"""Checks a job script before it is submitted: `python -m mpiddp.doctor job.sh`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from ..base.errors import EXIT_USAGE
+from ..base.stderr import print_answer, write_line
+from ..base.version import __version__
+from ..options.help import Parser, terminal_width
+
+DESCRIPTION = """\
+Check a job script for Slurm, PBS, LSF or Flux without running it, and print what is wrong, why, and what to
+write instead; without a script, check the MPI library, torch, limits, caches and the site profile on this
+host. Exit status: 0 nothing found, 1 something to look at, 2 wrong usage."""
+NEEDS_PARSER = ("mpiddp.doctor: the parser of shell scripts is not installed: pip install 'mpiddp[doctor]' "
+                "(tree-sitter and tree-sitter-bash)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check a job script and print what was found; return the exit status."""
+    try:
+        options = parse_arguments(arguments)
+    except argparse.ArgumentTypeError as error:
+        write_line(str(error))
+        return EXIT_USAGE
+    if options.site:
+        from . import site
+
+        return site.main(options.site)
+    if not options.script:
+        from . import environment
+
+        return environment.main(options.json)
+    try:
+        from .batch_script import NotABatchScript, read
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("tree_sitter"):
+            raise
+        write_line(NEEDS_PARSER)
+        return EXIT_USAGE
+    from .report import as_json, format_findings
+    from .rules import Host, check
+
+    try:
+        script = read(options.script, os.environ)
+    except NotABatchScript as error:
+        write_line(f"mpiddp.doctor: {options.script} {error}")
+        return EXIT_USAGE
+    findings = check(script, Host("", os.environ))
+    text = as_json(script, findings) if options.json else format_findings(
+        script, findings, terminal_width(), has_colours=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+    return print_answer(text) or int(bool(findings))
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Return the command line's options; raise argparse.ArgumentTypeError with the line for the user."""
+    parser = Parser(prog="mpiddp.doctor", usage="python -m mpiddp.doctor [options] [job.sh]",
+                    description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("script", nargs="?", default="", metavar="job.sh", help="the job script; files are looked for "
+                        "from the current folder, from which you submit it. Without one, this host is looked at")
+    parser.add_argument("--site", metavar="FILE", help="check a site profile, and show what it does on three example "
+                        "nodes")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""Reads a job script: its directives, its commands, and the lines that start a training. Nothing of it is run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .directives import Directive, Request, Scheduler, read_directives, read_request
+from .launches import Launch, Program, Reader
+from .shell import SHELLS, Command, Note, QuoteError, Shell, parse
+
+__all__ = ["BatchScript", "Command", "Directive", "Launch", "NotABatchScript", "Note", "Program", "Request",
+           "Scheduler", "read", "read_from_text"]
+
+MAX_BYTES = 1_000_000
+SCHEDULER_VARIABLES = ("SLURM", "SBATCH_", "PBS_", "LSB_", "LS_", "FLUX_", "PMI", "OMPI_", "PALS_", "NCPUS")
+JOB_VARIABLES = ("HOSTNAME", "TMPDIR", "PWD", "OLDPWD", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "RANDOM",
+                 "CONDA_PREFIX", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_SCRATCH", "JOB_TMPDIR")
+PYTHON_LINE = re.compile(r"(import [\w.]+( as \w+)?|from [\w.]+ import [\w.*, ]+|def \w+\(.*:)\s*$")
+# Variables that Slurm sets in a batch script only if the option was given (man sbatch, OUTPUT ENVIRONMENT VARIABLES).
+SLURM_VARIABLES = {
+    "SLURM_CPUS_PER_TASK": "cpus-per-task", "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
+    "SLURM_GPUS_PER_NODE": "gpus-per-node", "SLURM_GPUS_PER_TASK": "gpus-per-task", "SLURM_GPUS": "gpus",
+    "SLURM_NTASKS_PER_GPU": "ntasks-per-gpu",
+}
+
+
+class NotABatchScript(ValueError):  # noqa: N818
+    """The file is no job script; the text is the reason, in one line."""
+
+
+@dataclass(frozen=True)
+class BatchScript:
+    """A job script; `variables` are the values at its end, `exported` the names that programs get."""
+
+    path: str
+    text: str
+    lines: tuple[str, ...]
+    scheduler: Scheduler
+    directives: tuple[Directive, ...]
+    options: dict[str, str]
+    option_lines: dict[str, int]
+    launches: tuple[Launch, ...]
+    variables: dict[str, str]
+    variable_lines: dict[str, int]
+    commands: tuple[Command, ...]
+    not_followed: tuple[Note, ...]
+    exported: frozenset[str] = field(default_factory=frozenset)
+    request: Request = field(default_factory=Request)
+
+    @property
+    def trainings(self) -> tuple[Launch, ...]:
+        """The launches that start Python, as far as is known."""
+        return tuple(launch for launch in self.launches if launch.is_training)
+
+
+def read(path: str, environ: Mapping[str, str] = {}) -> BatchScript:
+    """Return a job script; raise NotABatchScript if the file is none. `environ` are the variables of the submission."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except IsADirectoryError:
+        raise NotABatchScript("is a folder, not a job script") from None
+    except OSError as error:
+        raise NotABatchScript(f"cannot be read: {error.strerror}") from None
+    check_data(data)
+    return read_from_text(path, data.decode(errors="surrogateescape"), environ)
+
+
+def check_data(data: bytes) -> None:
+    """Raise NotABatchScript for data that can be no job script."""
+    if len(data) > MAX_BYTES:
+        raise NotABatchScript(f"is no job script: it has more than {MAX_BYTES // 10**6} MB")
+    if not data.strip():
+        raise NotABatchScript("is empty")
+    if b"\0" in data:
+        raise NotABatchScript("is a binary file, not a job script")
+    if b"\r\n" in data:
+        raise NotABatchScript("has Windows line ends (CR LF), which no batch system and no shell accepts; convert it "
+                              "with dos2unix, or with sed -i 's/\\r$//'")
+
+
+def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> BatchScript:
+    """Return the job script of a text; raise NotABatchScript if it is none."""
+    lines = tuple(text.split("\n"))
+    check_language(path, lines)
+    scheduler, directives = read_directives(lines)
+    options: dict[str, str] = {}
+    option_lines: dict[str, int] = {}
+    for directive in directives:
+        if not directive.is_late:
+            options |= directive.options
+            option_lines |= dict.fromkeys(directive.options, directive.line)
+    request = read_request(scheduler, options)
+
+    def is_empty(name: str) -> bool:
+        return is_empty_if_unset(name) or (scheduler is Scheduler.SLURM and name in SLURM_VARIABLES)
+
+    shell = Shell({**environ, **scheduler_variables(scheduler, options, request)}, is_empty)
+    try:
+        shell.follow(parse(text.encode(errors="replace").decode()))
+    except QuoteError as error:
+        raise NotABatchScript(f"line {error.line} has a quote ({error.quote}) that is not closed") from None
+    exported = {name: value for name, value in shell.variables.items()
+                if name in shell.exported and isinstance(value, str)}
+    reader = Reader({name: value for name, value in exported.items() if shell.show(value) == value},
+                    is_empty, lambda name: open_script(path, name))
+    launches = tuple(launch for command in shell.commands if (launch := reader.read(command)) is not None)
+    if not directives and not launches:
+        raise NotABatchScript("is no job script: it has no directives (#SBATCH, #PBS, #BSUB, #flux:) and starts no "
+                              "Python")
+    notes = (*shell.notes, *(Note(*note) for note in reader.notes), *note_nested_jobs(shell.commands))
+    return BatchScript(
+        path, text, lines, scheduler, directives, options, option_lines, launches,
+        {name: text for name, value in shell.variables.items() if name in shell.lines
+         and shell.show(text := value if isinstance(value, str) else " ".join(value)) == text},
+        dict(shell.lines), tuple(shell.commands), tuple(sorted(set(notes), key=lambda note: note.line)),
+        frozenset(shell.exported), request)
+
+
+def check_language(path: str, lines: tuple[str, ...]) -> None:
+    """Raise NotABatchScript for a script in another language than the shell's."""
+    first = lines[0] if lines[0].startswith("#!") else ""
+    interpreter = next((word for word in first[2:].replace("/", " ").split()[::-1]
+                        if not word.startswith("-") and word != "env"), "")
+    if re.fullmatch(r"python[\d.]*", interpreter) or (not first and path.endswith(".py")):
+        raise NotABatchScript("is a Python script; the doctor reads the shell script that starts it")
+    if interpreter and interpreter not in SHELLS:
+        raise NotABatchScript(f"is a script for {interpreter}; the doctor reads those for bash and sh")
+    if not first and any(PYTHON_LINE.match(line) for line in lines):
+        raise NotABatchScript("is a Python script; the doctor reads the shell script that starts it")
+
+
+def scheduler_variables(scheduler: Scheduler, options: Mapping[str, str], request: Request) -> dict[str, str]:
+    """Return the variables that a batch system sets in a script, as far as its options give their values."""
+    if scheduler is not Scheduler.SLURM:
+        return {}
+    names = {name: options[option] for name, option in SLURM_VARIABLES.items() if options.get(option)}
+    names |= {"SLURM_JOB_NAME": options["job-name"]} if "job-name" in options else {}
+    numbers = {"SLURM_NNODES": request.nodes, "SLURM_JOB_NUM_NODES": request.nodes, "SLURM_NTASKS": request.tasks,
+               "SLURM_NPROCS": request.tasks, "SLURM_GPUS_ON_NODE": request.gpus_per_node}
+    return {**names, **{name: str(value) for name, value in numbers.items() if value is not None}}
+
+
+def is_empty_if_unset(name: str) -> bool:
+    """Return whether a variable that the script does not set is empty: none of the batch system's or the node's."""
+    return not name.startswith(SCHEDULER_VARIABLES) and name not in JOB_VARIABLES
+
+
+def open_script(path: str, name: str) -> str | None:
+    """Return the text of a shell script that a job script starts, None if it cannot be read."""
+    for folder in ("", os.path.dirname(path)):
+        try:
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                text = file.read(MAX_BYTES + 1)
+        except (OSError, ValueError):
+            continue
+        return text if len(text) <= MAX_BYTES and "\0" not in text else None
+    return None
+
+
+def note_nested_jobs(commands: list[Command]) -> list[Note]:
+    """Return notes on job scripts that a script submits."""
+    return [Note(command.line, "the job that this line submits is not followed") for command in commands
+            if command.words[0] in ("sbatch", "qsub", "bsub") and not any("$0" in word for word in command.words)]

@@ -1,0 +1,321 @@
+"""Rules about the directives' lines, files and folders, the environment, and variables."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from .batch_script import Command, Program, Scheduler
+from .findings import GPU_OPTIONS, Context, Problem, Severity, Step, find_option, rule
+from .launch_rules import find_option_error
+
+MAKERS = ("cp", "rsync", "tar", "unzip", "git", "wget", "curl", "sbcast", "ln", "mkdir", "touch", "mv", "cat", "tee",
+          "python", "python3", "srun", "conda", "uv", "pip", "apptainer", "singularity", "virtualenv", "hf",
+          "huggingface-cli", "envsubst", "sed", "echo", "printf")
+NODE_FOLDERS = re.compile(r"(/tmp|/var/tmp|/dev/shm|/local(scratch|_scratch|disk)?|/scratch/local|/mnt/nvme|/lscratch)"
+                          r"(/|$)|\$\{?(TMPDIR|SLURM_TMPDIR|LOCAL_SCRATCH|LOCALSCRATCH|JOB_TMPDIR)\b")
+WRONG_CHARACTERS = re.compile("[\u2013\u2014\u201c\u201d\u2018\u2019\u00a0]")
+CONDA_FOLDERS = r"conda|miniforge|mambaforge"
+PYTHON_MODULES = re.compile(r"(python|anaconda|miniconda|conda|pytorch|torch|cray-python|miniforge)", re.IGNORECASE)
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE")
+CACHES = ("TRITON_CACHE_DIR", "TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR", "MIOPEN_USER_DB_PATH",
+          "MIOPEN_CUSTOM_CACHE_DIR", "CUDA_CACHE_PATH")
+SLOW_VARIABLES = {
+    "CUDA_LAUNCH_BLOCKING": ("1", "each kernel waits for the one before: for debugging only"),
+    "TORCH_DISTRIBUTED_DEBUG": ("DETAIL", "each collective is checked by another one: for debugging only"),
+    "NCCL_P2P_DISABLE": ("1", "the GPUs of a node then exchange data through the memory of the host"),
+    "NCCL_IB_DISABLE": ("1", "nodes then use TCP sockets instead of InfiniBand"),
+    "NCCL_NET": ("Socket", "nodes then use TCP sockets instead of the fast network"),
+    "AMD_SERIALIZE_KERNEL": ("3", "each kernel waits for the one before: for debugging only"),
+}
+
+
+@rule("late-directive", "directives behind the first command, which are not read")
+def check_late_directive(context: Context) -> Iterator[Problem]:
+    """Look for directives that the batch system ignores."""
+    for directive in context.script.directives:
+        if directive.is_late:
+            yield Problem(Severity.ERROR, directive.line, f"{directive.text.split('#', 2)[1].strip()[:60]} is not read",
+                          "the batch system reads directives only before the first command",
+                          f"{directive.text.split(' # ')[0].rstrip()}     # above the first command")
+
+
+@rule("directive-text", "directives with variables, typographic characters or a wrong beginning")
+def check_directive_text(context: Context) -> Iterator[Problem]:
+    """Look for what no batch system reads as it is meant."""
+    for directive in context.script.directives:
+        text = directive.text.split(" #")[0]
+        if WRONG_CHARACTERS.search(text):
+            yield Problem(Severity.ERROR, directive.line, "a typographic dash, quote or space in a directive",
+                          "it is not read as an option; it was probably copied from a web page",
+                          re.sub("[\u2013\u2014]-?", "--", text).replace("\u00a0", " "))
+        elif context.script.scheduler is Scheduler.SLURM and (match := re.search(r"\$\{?\w+\}?|\$\(", text)):
+            is_output = {"output", "error"} & set(directive.options)
+            yield Problem(Severity.ERROR, directive.line, f"{match[0]} in a directive",
+                          "sbatch does not expand variables; " + (
+                              "the output goes to a folder with that name" if is_output else "it refuses the value"),
+                          "#SBATCH --output=%x-%j.out     # %u user, %x job name, %j job number" if is_output else "")
+        elif context.script.scheduler is Scheduler.PBS and " #" in directive.text:
+            yield Problem(Severity.ERROR, directive.line, "a comment behind a directive of PBS", "qsub refuses it",
+                          text)
+    for number, line in enumerate(context.script.lines, 1):
+        if re.match(r"#(sbatch|SBTACH|SBACTH|SBATHC|SABTCH|SBATCh|Sbatch)\b|#SBATCH-|[ \t]+#SBATCH\s+-", line):
+            yield Problem(Severity.ERROR, number, "not read as a directive", "it must begin with '#SBATCH '",
+                          "#SBATCH " + re.sub(r"^\s*#\w+\s*", "", line))
+
+
+@rule("output-overwritten", "output files that overwrite each other")
+def check_output_overwritten(context: Context) -> Iterator[Problem]:
+    """Look for an array whose jobs write one file."""
+    options = context.script.options
+    if "array" not in options or context.script.scheduler is not Scheduler.SLURM:
+        return
+    for name in ("output", "error"):
+        text = options.get(name, "")
+        if text and text != "/dev/null" and not re.search(r"%\d*[ajJ]", text):
+            stem, dot, ending = text.rpartition(".")
+            yield Problem(Severity.WARNING, context.option_line(name), f"--{name}={text} in an array",
+                          "all jobs of the array write the same file, and overwrite each other's lines",
+                          f"#SBATCH --{name}={stem or ending}-%A_%a{dot if stem else ''}{ending if stem else ''}")
+    for step in context.steps:
+        for output in step.launch.outputs:
+            if not output.unknown and output != "/dev/null":
+                yield Problem(Severity.WARNING, step.launch.line, f"> {output} in an array",
+                              "all jobs of the array write the same file, and overwrite each other's lines",
+                              f"> {output}.$SLURM_ARRAY_TASK_ID")
+
+
+@rule("missing-file", "scripts, environments, images and folders that do not exist here")
+def check_missing_file(context: Context) -> Iterator[Problem]:
+    """Look for files that the job needs and that are not here."""
+    script, host = context.script, context.host
+    base = script.options.get("chdir", "")
+    if base and "$" not in base and "%" not in base and not host.is_folder(base):
+        yield Problem(Severity.ERROR, context.option_line("chdir"), f"no such folder: {base}",
+                      "the job cannot start in it")
+        return
+    for command in script.commands:
+        path = find_activation(command)
+        if path and not is_here(context, command.folder, path):
+            yield Problem(Severity.ERROR, command.line, f"no such file: {path}", "the environment is not activated")
+    for step in context.steps:
+        launch = step.launch
+        image = find_image(step)
+        if image and not is_here(context, launch.folder, image):
+            yield Problem(Severity.ERROR, launch.line, f"no such image: {image}", "the container cannot be started")
+        path = launch.script
+        if launch.program is Program.MPIDDP and find_option_error(launch):
+            continue
+        if path and not launch.container and not is_here(context, launch.folder, path):
+            yield Problem(Severity.ERROR, launch.line, f"no such file: {path}",
+                          f"looked for in {os.path.join(base, launch.folder or '') or 'the current folder'}")
+        config = find_option(launch.options, "config-file")
+        if config and "$" not in config and not launch.container and not is_here(context, launch.folder, config):
+            yield Problem(Severity.ERROR, launch.line, f"no such file: {config}", "accelerate cannot read it")
+
+
+def find_activation(command: Command) -> str:
+    """Return the file that a `source` reads, or the folder that `conda activate` names; empty if there is none."""
+    words = command.words
+    is_source = words[0] in ("source", ".") and len(words) > 1
+    is_conda = words[:2] == ("conda", "activate") and len(words) > 2 and "/" in words[2]
+    word = words[1] if is_source else words[2] if is_conda else None
+    return "" if word is None or word.unknown or (is_source and "/" not in word and "." not in word) else word
+
+
+def find_image(step: Step) -> str:
+    """Return the image of a container that is a file, empty if there is none that is known."""
+    launch = step.launch
+    own = launch.launcher_options.get("container-image", "")
+    words = [own, *launch.wrapper_words]
+    return next((word for word in words if re.search(r"\.(sif|sqsh|simg|img)$", word) and "$" not in word
+                 and "=" not in word and "://" not in word), "")
+
+
+def is_here(context: Context, folder: str | None, path: str) -> bool:
+    """Return whether a file exists, is made by the script, or cannot be looked for."""
+    if "$" in path or "*" in path or (folder is None and not os.path.isabs(path)):
+        return True
+    base = context.script.options.get("chdir", "")
+    if NODE_FOLDERS.match(path) or ("$" in base and not os.path.isabs(path)):
+        return True
+    places = [os.path.join(base, folder or "", path)]
+    if not folder:
+        places.append(os.path.join(os.path.dirname(context.script.path), path))
+    if any(map(context.host.exists, places)):
+        return True
+    name = os.path.basename(path)
+    parent = os.path.basename(os.path.dirname(path))
+    return any(command.words[0] in MAKERS and (
+        any(name in word or (parent and parent in word) for word in command.words[1:] if word != path)
+        or any(name in output for output in command.outputs))
+        and not any(command.text == launch.text for launch in context.script.trainings)
+        for command in context.script.commands)
+
+
+@rule("log-folder", "folders of output that do not exist, or that only one node has")
+def check_log_folder(context: Context) -> Iterator[Problem]:
+    """Look at where the output goes."""
+    script = context.script
+    for name in ("output", "error"):
+        path = script.options.get(name, "")
+        folder = os.path.dirname(path)
+        if not folder or "$" in path or script.scheduler is Scheduler.NONE:
+            continue
+        line = context.option_line(name)
+        if NODE_FOLDERS.match(path):
+            yield Problem(Severity.WARNING, line, f"--{name}={path} is a folder of the node",
+                          "only the first node has the file, and it may be deleted with the job",
+                          f"#SBATCH --{name}=%x-%j.out" if script.scheduler is Scheduler.SLURM else "")
+        elif not re.search(r"%|\{\{|:", folder) and not context.host.is_folder(
+                os.path.join(script.options.get("chdir", ""), folder)):
+            yield Problem(Severity.ERROR, line, f"no such folder: {folder}",
+                          "the job fails, or runs without output; a mkdir in the script comes too late",
+                          f"mkdir -p {folder}     # before you submit the job")
+            break
+    for step in context.steps:
+        if step.launch.program is not Program.MPIDDP:
+            continue
+        path = find_option(step.launch.options, "log-dir") or script.variables.get("MPIDDP_LOG_DIR", "")
+        if path and NODE_FOLDERS.match(path):
+            yield Problem(Severity.WARNING, step.launch.line, f"--log-dir {path} is a folder of each node",
+                          "you cannot read the logs of other nodes, and they may be deleted with the job",
+                          "--log-dir logs")
+
+
+@rule("work-folder", "a job of PBS that starts in the home folder")
+def check_work_folder(context: Context) -> Iterator[Problem]:
+    """Look for a PBS script without cd."""
+    script = context.script
+    for step in context.steps[:1]:
+        launch = step.launch
+        if script.scheduler is Scheduler.PBS and launch.folder == "" and launch.script and not (
+                os.path.isabs(launch.script) or "chdir" in script.options or "w" in script.options):
+            yield Problem(Severity.ERROR, launch.line, f"{launch.script} is looked for in the home folder",
+                          "PBS starts a job there, not in the folder where it was submitted",
+                          'cd "$PBS_O_WORKDIR" || exit 1')
+
+
+@rule("other-python", "a Python that is not the activated environment's")
+def check_other_python(context: Context) -> Iterator[Problem]:
+    """Compare the Python that is started with the environment that is activated."""
+    activations = [command for command in context.script.commands if is_activation(command)]
+    if not activations:
+        return
+    last = activations[-1]
+    for step in context.steps:
+        program, line = step.launch.program_words[0], step.launch.line
+        if step.launch.container or step.launch.followed:
+            continue
+        if re.match(r"/(usr|bin|opt/rh)(/|$)", program):
+            yield Problem(Severity.ERROR, line, f"{program} is not the Python of the environment",
+                          f"line {last.line} activates an environment, which this path leaves out", "python")
+        elif all(command.line > line for command in activations) and not step.launch.in_loop:
+            yield Problem(Severity.ERROR, last.line, "the environment is activated behind the training",
+                          "the training runs with another Python", last.text)
+        else:
+            later = [command for command in context.script.commands
+                     if last.line < command.line < line and command.words[0] in ("module", "ml")
+                     and any(PYTHON_MODULES.match(word) for word in command.words[1:])]
+            for command in later[:1]:
+                yield Problem(Severity.WARNING, command.line,
+                              f"a module with a Python behind the environment of line {last.line}",
+                              "its Python comes first in PATH and hides that of the environment",
+                              f"{command.text}     # above line {last.line}")
+
+
+def is_activation(command: Command) -> bool:
+    """Return whether a command activates an environment of Python."""
+    words = command.words
+    return (words[0] in ("source", ".") and len(words) > 1 and os.path.basename(words[1]) == "activate") or (
+        words[0] in ("conda", "mamba", "micromamba") and words[1:2] == ("activate",))
+
+
+@rule("conda-base", "conda's base environment")
+def check_conda_base(context: Context) -> Iterator[Problem]:
+    """Look for an activation of base that no other one follows."""
+    activations = [command for command in context.script.commands if is_activation(command)]
+    if not activations or not context.steps:
+        return
+    last = activations[-1]
+    words = last.words
+    is_conda = words[0] in ("conda", "mamba", "micromamba")
+    name = next(iter(words[2:3]), "base")
+    in_base = re.search(CONDA_FOLDERS, words[1]) is not None and "/envs/" not in words[1]
+    if (is_conda or in_base) and name == "base":
+        yield Problem(Severity.WARNING, last.line, "conda's base environment",
+                      "it seldom has torch and mpi4py, and packages in it disturb conda itself",
+                      f"{' '.join(words[:2])} NAME")
+
+
+@rule("conda-init", "conda activate in a shell that does not know it")
+def check_conda_init(context: Context) -> Iterator[Problem]:
+    """Look for `conda activate` before which nothing defines it."""
+    first = context.script.lines[0]
+    for command in context.script.commands:
+        if command.words[:2] != ("conda", "activate"):
+            continue
+        before = [other for other in context.script.commands if other.line <= command.line and other is not command]
+        is_known = any(
+            other.words[0] in ("source", ".", "ml", "module") or "conda" in other.text for other in before
+        ) or re.search(r"\s-\w*[li]|--login", first) or context.has_text(r"conda.*(shell\.|hook)")
+        if not is_known:
+            yield Problem(Severity.ERROR, command.line, "conda activate in a shell that conda has not set up",
+                          "a batch job does not read ~/.bashrc; conda refuses, and the system's Python is used",
+                          f'source "$(conda info --base)/etc/profile.d/conda.sh"; {command.text}')
+        return
+
+
+@rule("local-caches", "compilers' caches on a shared file system")
+def check_local_caches(context: Context) -> Iterator[Problem]:
+    """Look for caches that all nodes write."""
+    home = context.host.environ.get("HOME", "/home")
+    for name in CACHES:
+        path = context.script.variables.get(name, "")
+        nodes = context.script.request.nodes
+        if path and context.steps and nodes != 1 and path.startswith((home, "/home", "/users", "/lustre", "/gpfs")):
+            yield Problem(Severity.WARNING, context.script.variable_lines[name], f"{name}={path}",
+                          "all nodes write this cache at once: locks and small files on a shared file system",
+                          f"export {name}=/tmp/$USER/{name.split('_')[0].lower()}")
+
+
+@rule("copied-variables", "variables of torch.distributed that mpiddp sets itself")
+def check_copied_variables(context: Context) -> Iterator[Problem]:
+    """Look for MASTER_ADDR and its like before mpiddp."""
+    lines = {name: number for number, text in enumerate(context.script.lines, 1) for name in RENDEZVOUS
+             if re.match(rf"\s*((export|declare|readonly)\s+(-x\s+)?)?{name}=", text)}
+    names = [name for name in RENDEZVOUS if name in lines]
+    programs = {step.launch.program for step in context.steps}
+    if names and programs == {Program.MPIDDP}:
+        yield Problem(Severity.NOTE, min(lines.values()), f"{', '.join(names)}: mpiddp sets "
+                      f"{'them' if len(names) > 1 else 'it'} itself",
+                      "the lines have no effect on the ranks and can go")
+
+
+@rule("slow-variables", "variables that slow training down")
+def check_slow_variables(context: Context) -> Iterator[Problem]:
+    """Look for variables for debugging, and for switches of networks."""
+    nodes = context.script.request.nodes
+    for name, (value, reason) in SLOW_VARIABLES.items():
+        is_set = context.script.variables.get(name, "") == value and context.steps
+        if is_set and not (name in ("NCCL_IB_DISABLE", "NCCL_NET") and nodes == 1):
+            yield Problem(Severity.WARNING, context.script.variable_lines[name], f"{name}={value}", reason,
+                          f"# {name}: remove this line")
+
+
+@rule("no-gpus", "a job that asks for no GPUs, although its container or backend needs them")
+def check_no_gpus(context: Context) -> Iterator[Problem]:
+    """Look for a job without GPUs whose options need them."""
+    script = context.script
+    if script.scheduler is not Scheduler.SLURM or any(name in script.options for name in GPU_OPTIONS):
+        return
+    for step in context.steps:
+        launch = step.launch
+        if "exclusive" in script.options or set(GPU_OPTIONS) & set(launch.launcher_options):
+            continue
+        needs = "--nv" in launch.wrapper_words or "--rocm" in launch.wrapper_words or (
+            find_option(launch.options, "backend") == "nccl" or find_option(launch.options, "device") == "cuda")
+        if needs:
+            yield Problem(Severity.ERROR, launch.line, "the training needs GPUs, but the job asks for none",
+                          "torch sees no GPU", "#SBATCH --gpus-per-node=4")

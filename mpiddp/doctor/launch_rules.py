@@ -1,0 +1,307 @@
+"""Rules about the line that starts a training: launcher, MPI, options, variables."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Iterator
+
+from .batch_script import SLURM_VARIABLES, Launch, Program, Scheduler
+from .findings import STARTERS, Context, Problem, Severity, count, find_option, insert_option, is_mpirun, rule
+from .launches import LAUNCHERS
+
+# What a module's name begins with, if it is of an MPI that srun must be told of; or of a Cray, where it need not.
+MPI_MODULES = {"Open MPI": r"(openmpi|ompi|hpcx)\b", "Intel MPI": r"(impi|intel-?mpi)\b",
+               "MPICH": r"(mpich|mvapich2?)\b"}
+CRAY_SIGNS = (r"cray|prgenv|\bcpe\b|cudatoolkit|libfabric|aws-ofi|shifter|podman-hpc|uenv|MPICH_|\bFI_|\bhsn\d?|"
+              r"slingshot|--network=")
+OPEN_MPI_OPTIONS = ("x", "mca", "npernode", "oversubscribe", "allow-run-as-root", "report-bindings")
+FITTING_MPI = {"Open MPI": "pmix", "Intel MPI": "pmi2", "MPICH": "pmi2"}
+TASK_VARIABLES = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
+INNER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
+
+
+def find_mpi(context: Context) -> tuple[str, str]:
+    """Return the MPI whose module the script loads, and the module; empty if there is none."""
+    for module in reversed(context.modules):
+        for part in module.lower().split("/"):
+            for name, pattern in MPI_MODULES.items():
+                if re.match(pattern, part):
+                    return name, module
+    return "", ""
+
+
+def is_cray(context: Context) -> bool:
+    """Return whether something in the script is as on a Cray, where the default of srun --mpi is right."""
+    text = "\n".join(line for line in context.script.lines if not re.match(r"\s*#(?!SBATCH)", line))
+    return re.search(CRAY_SIGNS, text, re.IGNORECASE) is not None
+
+
+@rule("mpi-interface", "srun --mpi against the MPI of the environment")
+def check_mpi_interface(context: Context) -> Iterator[Problem]:
+    """Compare the option of srun with the MPI whose module is loaded."""
+    library, module = find_mpi(context)
+    for step in context.steps:
+        launch = step.launch
+        if launch.launcher != "srun" or launch.program is not Program.MPIDDP:
+            continue
+        if launch.has_unknown_options or launch.inner:
+            continue
+        given = launch.launcher_options.get("mpi")
+        if given is None and {"SLURM_MPI_TYPE"} & {*context.script.exported, *launch.assignments}:
+            continue
+        fitting = FITTING_MPI.get(library, "pmix")
+        correct = insert_option(launch, f"--mpi={fitting}") if given is None else f"srun --mpi={fitting}"
+        if given is None:
+            if is_cray(context) or step.request.tasks == 1:
+                continue
+            yield Problem(
+                Severity.WARNING, launch.line, "srun without --mpi",
+                f"{library or 'MPI'} then connects by the site's default, which is often none: each process trains "
+                "alone, or the start fails (Cray MPICH needs no --mpi)", correct)
+        elif given == "none":
+            yield Problem(Severity.ERROR, launch.line, "srun --mpi=none", "the processes do not find each other: each "
+                          "trains alone, or the start fails", correct)
+        elif given.startswith("pmix") and library == "Intel MPI" and "I_MPI_PMI" not in context.script.exported:
+            yield Problem(Severity.ERROR, launch.line, f"srun --mpi={given} with Intel MPI (module {module})",
+                          "Intel MPI connects by PMI2", correct)
+        elif given.startswith("pmix") and library == "MPICH":
+            yield Problem(Severity.ERROR, launch.line, f"srun --mpi={given} with MPICH (module {module})",
+                          "MPICH connects by PMI2, unless it was built with PMIx", correct)
+        elif given in ("pmi2", "pmi", "pmi1", "openmpi") and library == "Open MPI":
+            yield Problem(Severity.ERROR, launch.line, f"srun --mpi={given} with Open MPI (module {module})",
+                          "Open MPI connects by PMIx; Open MPI 5 has nothing else", correct)
+        elif given == "pmi2" and library == "Intel MPI" and "I_MPI_PMI_LIBRARY" not in {
+                *context.script.exported, *context.host.environ}:
+            yield Problem(Severity.WARNING, launch.line, "Intel MPI under srun without I_MPI_PMI_LIBRARY",
+                          "Intel MPI finds Slurm's PMI2 only by this variable, unless the module sets it",
+                          "export I_MPI_PMI_LIBRARY=/usr/lib64/libpmi2.so     # your site's path")
+
+
+@rule("several-mpi", "modules of more than one MPI")
+def check_several_mpi(context: Context) -> Iterator[Problem]:
+    """Look for modules of different MPIs."""
+    loaded = {}
+    for module in context.modules:
+        for name, pattern in MPI_MODULES.items():
+            if re.match(pattern, module.lower()):
+                loaded[name] = module
+    if len(loaded) > 1 and context.steps:
+        yield Problem(Severity.WARNING, context.steps[0].launch.line,
+                      f"modules of several MPIs: {', '.join(loaded.values())}",
+                      "launcher and library must be of the same MPI, the one that mpi4py was built with",
+                      "python -m mpi4py --mpi-lib-version     # prints which one that is")
+
+
+@rule("nested-launcher", "a launcher that starts launchers")
+def check_nested_launcher(context: Context) -> Iterator[Problem]:
+    """Look for a launcher within each task of another one."""
+    for step in context.steps:
+        launch, tasks = step.launch, step.request.tasks
+        per_node = step.request.tasks_per_node
+        words = " ".join(launch.program_words)
+        if launch.inner:
+            yield Problem(Severity.ERROR, launch.line, f"{launch.launcher} starts {launch.inner}",
+                          f"each task starts a job of its own ({launch.inner} is a launcher itself)",
+                          replace_launcher(launch))
+        elif launch.program is Program.MPIDDP and launch.script_words and (
+                os.path.basename(launch.script_words[0]) in ("torchrun", "accelerate", "deepspeed", *LAUNCHERS)
+                or (launch.is_module and launch.script_words[0] in INNER_MODULES)):
+            yield Problem(Severity.ERROR, launch.line, f"mpiddp starts {launch.script_words[0]}",
+                          "mpiddp starts the training script itself, once in each rank", "python -m mpiddp train.py")
+        elif launch.program in STARTERS and re.search(r"\bmpiddp\b", " ".join(launch.script_words[:1])):
+            yield Problem(Severity.ERROR, launch.line, f"{launch.program.value} starts mpiddp",
+                          "MPI must start the ranks: mpiddp takes the place of torchrun",
+                          "srun --mpi=pmix python -m mpiddp train.py")
+        elif launch.program in STARTERS and launch.launcher and per_node and per_node > 1 and not (
+                words.startswith("accelerate") and find_option(launch.options, "num-processes") == "1"):
+            processes = step.processes_per_node
+            each = f", each with {count(processes, 'process')}" if processes else ""
+            yield Problem(Severity.ERROR, launch.line, f"{per_node} times {launch.program.value} on each node{each}",
+                          f"{launch.program.value} starts the processes of a node itself: one of it per node is needed",
+                          "#SBATCH --ntasks-per-node=1, or without it: python -m mpiddp" if tasks else "")
+
+
+def replace_launcher(launch: Launch) -> str:
+    """Return a line with the inner of two launchers left out."""
+    start = "srun --mpi=pmix" if launch.launcher == "srun" else launch.launcher
+    return f"{start} {' '.join(launch.program_words)}"
+
+
+@rule("no-launcher", "a training that is started once although the job has several tasks or nodes")
+def check_no_launcher(context: Context) -> Iterator[Problem]:
+    """Look for a training that no launcher starts."""
+    job = context.script.request
+    for step in context.steps:
+        launch = step.launch
+        if launch.launcher or launch.in_loop:
+            continue
+        python = " ".join(launch.program_words[:4])
+        if launch.program in STARTERS:
+            if job.nodes and job.nodes > 1:
+                yield Problem(Severity.ERROR, launch.line,
+                              f"{launch.program.value} runs on the first of {job.nodes} nodes only",
+                              "a batch script runs on one node; the others are idle, or waited for",
+                              "srun --ntasks-per-node=1 " + python)
+        elif (job.tasks or 1) > 1 or (launch.program is Program.MPIDDP and ((job.nodes or 1) > 1 or (
+                job.gpus_per_node or 1) > 1)):
+            numbers = (job.tasks, "task"), (job.nodes, "node"), (job.gpus_per_node, "GPU")
+            many = next(count(number, noun) for number, noun in numbers if number and number > 1)
+            starts = {Scheduler.SLURM: "srun --mpi=pmix", Scheduler.FLUX: "flux run"}
+            start = starts.get(context.script.scheduler, "mpirun")
+            is_ours = launch.program is Program.MPIDDP
+            yield Problem(Severity.ERROR, launch.line, f"no launcher: one process for {many}",
+                          "the script is started once, on the first node, and trains alone",
+                          f"{start} {python}" if is_ours else f"{start} python -m mpiddp {launch.script or ''}".strip())
+
+
+@rule("split-world", "torchrun that trains on each node alone")
+def check_split_world(context: Context) -> Iterator[Problem]:
+    """Look at how several nodes' torchrun find each other."""
+    for step in context.steps:
+        launch, nodes = step.launch, step.request.nodes
+        if launch.program not in (Program.TORCHRUN, Program.TORCH_LAUNCH):
+            continue
+        if not launch.launcher or not nodes or nodes < 2:
+            continue
+        given, endpoint = find_option(launch.options, "nnodes"), find_option(launch.options, "rdzv-endpoint") or ""
+        is_standalone = find_option(launch.options, "standalone") is not None
+        if is_standalone or given in (None, "1"):
+            how = "--standalone" if is_standalone else "without --nnodes" if given is None else "--nnodes=1"
+            yield Problem(Severity.ERROR, launch.line, f"{launch.program.value} {how} on {nodes} nodes",
+                          "each node trains alone", f"--nnodes={nodes}")
+        elif given.isdigit() and int(given) != nodes:
+            yield Problem(Severity.ERROR, launch.line, f"--nnodes={given} on {nodes} nodes",
+                          "torchrun waits for nodes that do not come, or leaves nodes out", f"--nnodes={nodes}")
+        elif re.match(r"(localhost|127\.0\.0\.1|0\.0\.0\.0)(:|$)",
+                      endpoint or find_option(launch.options, "master-addr") or ""):
+            yield Problem(Severity.ERROR, launch.line, f"the address of the first node is localhost, on {nodes} nodes",
+                          "each node waits for itself", "python -m mpiddp needs no address")
+
+
+@rule("early-variable", "a task's variable that the batch script expands, so that all tasks get the same")
+def check_early_variable(context: Context) -> Iterator[Problem]:
+    """Look for $SLURM_PROCID and its like in words that the batch shell expands."""
+    for step in context.steps:
+        launch = step.launch
+        if not launch.launcher or launch.followed or launch.in_loop:
+            continue
+        for name in TASK_VARIABLES:
+            if any(part in (f"${name}", f"${{{name}}}") for part in launch.unknown):
+                yield Problem(Severity.ERROR, launch.line, f"${name} is expanded before {launch.launcher} starts",
+                              "the batch script's own value, 0, goes to all tasks",
+                              "python -m mpiddp sets the ranks" if launch.program is Program.MPIDDP else
+                              f"{launch.launcher} bash -c '… ${name} …'     # python -m mpiddp sets the ranks itself")
+                break
+
+
+@rule("unset-variable", "a variable that Slurm sets only with an option that is not given")
+def check_unset_variable(context: Context) -> Iterator[Problem]:
+    """Look for variables of Slurm in launches that are empty."""
+    if context.script.scheduler is not Scheduler.SLURM:
+        return
+    for launch in context.script.launches:
+        for name, option in SLURM_VARIABLES.items():
+            is_used = any(part in (f"${name}", f"${{{name}}}") for part in launch.unknown)
+            in_task = launch.followed and launch.launcher == "srun"
+            if is_used and option not in context.script.options and not in_task:
+                yield Problem(Severity.ERROR, launch.line, f"${name} is empty without #SBATCH --{option}",
+                              "Slurm sets it only if the option is given; the command then has an empty value",
+                              f"#SBATCH --{option}={'8' if option == 'cpus-per-task' else '4'}")
+
+
+@rule("export-none", "--export by which the environment is lost")
+def check_export_none(context: Context) -> Iterator[Problem]:
+    """Look for --export=NONE, or a list without ALL."""
+    script = context.script
+    is_none = script.scheduler is Scheduler.SLURM and script.options.get("export", "").upper() == "NONE"
+    for step in context.steps:
+        launch = step.launch
+        own = launch.launcher_options.get("export")
+        if launch.launcher != "srun":
+            continue
+        if own is None and is_none and not context.has_text("SLURM_EXPORT_ENV"):
+            yield Problem(Severity.ERROR, context.option_line("export"), "--export=NONE also holds for srun",
+                          "the tasks get nothing of the environment that the script sets up",
+                          insert_option(launch, "--export=ALL") or "unset SLURM_EXPORT_ENV")
+        elif own is not None and own.split(",")[0].upper() not in ("ALL", "NIL", "$") and "$" not in own:
+            yield Problem(Severity.ERROR if own.upper() == "NONE" else Severity.WARNING, launch.line,
+                          f"srun --export={own}",
+                          "the tasks get nothing else of the environment, such as the modules' PATH",
+                          "srun --export=ALL" + ("" if own.upper() == "NONE" else f",{own}"))
+
+
+@rule("unknown-option", "options and MPIDDP_… variables that mpiddp does not have")
+def check_unknown_option(context: Context) -> Iterator[Problem]:
+    """Parse mpiddp's options as a start does."""
+    from ..options.table import find_unknown_variables
+
+    for launch in context.script.trainings:
+        if launch.program is not Program.MPIDDP:
+            continue
+        if text := find_option_error(launch):
+            yield Problem(Severity.ERROR, launch.line, text, "mpiddp ends with status 2 before the training",
+                          next(iter(re.findall(r"did you mean (--[\w-]+)", text)), "python -m mpiddp --help"))
+    variables = {**context.script.variables, **{
+        name: value for launch in context.script.launches for name, value in launch.assignments.items()}}
+    for text in find_unknown_variables(variables):
+        name = text.split(" ")[0]
+        yield Problem(Severity.WARNING, context.script.variable_lines.get(name), f"no such option: {text}",
+                      "the variable has no effect", next(iter(re.findall(r"did you mean (\w+)", text)), ""))
+
+
+def find_option_error(launch: Launch) -> str:
+    """Return what mpiddp would print about its options, empty if they are right or not known."""
+    from ..cli import read_config
+
+    words = [word for word in launch.options if "$" not in word]
+    if len(words) < len(launch.options):
+        words = [word for word in words if word.startswith("--") and "=" not in word and not has_value(word)]
+    if {"--help", "-h", "--version"} & set(words):
+        return ""
+    try:
+        read_config([*words, "script.py"], {})
+    except argparse.ArgumentTypeError as error:
+        return str(error).removeprefix("mpiddp: ").removesuffix(" (see python -m mpiddp --help)")
+    return ""
+
+
+def has_value(option: str) -> bool:
+    """Return whether an option of mpiddp needs a value."""
+    from ..options.table import OPTIONS
+
+    details = OPTIONS.get(option.lstrip("-").replace("_", "-"))
+    return details is not None and "nargs" not in details
+
+
+@rule("background-wait", "a training in the background without a wait")
+def check_background_wait(context: Context) -> Iterator[Problem]:
+    """Look for a launch with & after which the script ends."""
+    for step in context.steps:
+        launch = step.launch
+        if launch.is_background and not any(command.words[0] == "wait" and command.line >= launch.line
+                                            for command in context.script.commands):
+            yield Problem(Severity.ERROR, launch.line,
+                          "the training runs in the background, and nothing waits for it",
+                          "the job ends with the script, and kills the training", "wait")
+
+
+@rule("mpi-option", "options of another MPI's mpirun")
+def check_mpi_option(context: Context) -> Iterator[Problem]:
+    """Compare the options of mpirun with the MPI whose module is loaded."""
+    library, module = find_mpi(context)
+    foreign = {"Open MPI": ("genv", "genvall", "perhost", "ppn", "bootstrap", "f"),
+               "Intel MPI": OPEN_MPI_OPTIONS, "MPICH": OPEN_MPI_OPTIONS}.get(library, ())
+    for step in context.steps:
+        if not is_mpirun(step.launch):
+            continue
+        words = step.launch.text.split()
+        for name in foreign:
+            if word := next((word for word in words if word.lstrip("-") == name and word.startswith("-")), ""):
+                yield Problem(Severity.ERROR, step.launch.line,
+                              f"{word} is no option of {library}'s {step.launch.launcher}",
+                              f"the start fails: the module {module} is {library}",
+                              {"genv": "-x NAME=VALUE", "x": "-genv NAME VALUE", "ppn": "-N 4", "perhost": "-N 4",
+                               "npernode": "-ppn 4"}.get(name, ""))
+                break

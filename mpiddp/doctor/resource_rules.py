@@ -1,0 +1,350 @@
+"""Rules about the resources of a job: tasks, GPUs, cores, memory, time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from .batch_script import Program, Scheduler
+from .findings import (
+    GPU_OPTIONS,
+    STARTERS,
+    TASK_OPTIONS,
+    Context,
+    Problem,
+    Severity,
+    Step,
+    count,
+    find_option,
+    insert_option,
+    is_mpirun,
+    parse_gpus,
+    parse_memory_mb,
+    rule,
+)
+
+WHOLE_NODE_GPUS = 8  # nodes with more GPUs are rare
+MIN_MB_PER_RANK = 2048  # torch with CUDA needs about that much memory of the host
+MIN_WALLTIME_S = 120  # a cold start of torch on a shared file system can take minutes
+HOURS = re.compile(r"(0?[1-9]|12|24|36|48|72|96):00")  # read as minutes by Slurm, and mostly meant as hours
+CPU_MAPS = ("none", "map_cpu", "mask_cpu", "map_ldom", "mask_ldom", "no")
+
+
+@rule("tasks-per-node", "processes per node against GPUs per node")
+def check_tasks_per_node(context: Context) -> Iterator[Problem]:
+    """Compare the processes of a node with its GPUs."""
+    for step in context.steps:
+        processes, gpus = step.processes_per_node, step.request.gpus_per_node
+        if not processes or not gpus or processes == gpus or not step.uses_gpus:
+            continue
+        line = process_line(context, step)
+        if processes < gpus:
+            if find_option(step.launch.options, "allow-idle-gpus") is not None or is_alone(step):
+                continue
+            is_refused = processes == 1 and step.launch.program is Program.MPIDDP
+            reason = "mpiddp refuses to start (idle-gpus)" if is_refused else (
+                f"{count(gpus - processes, 'GPU')} of each node will be idle")
+            yield Problem(Severity.ERROR if is_refused or processes == 1 else Severity.WARNING, line,
+                          f"{count(processes, 'process')} per node for {count(gpus, 'GPU')} per node",
+                          f"one process uses one GPU; {reason}",
+                          suggest_processes(context, step, gpus))
+        elif find_option(step.launch.options, "share-gpus") is None:
+            yield Problem(Severity.ERROR, line, f"{processes} processes per node for {count(gpus, 'GPU')} per node",
+                          "each process needs a GPU of its own", suggest_processes(context, step, gpus))
+
+
+def is_alone(step: Step) -> bool:
+    """Return whether one process of plain Python may use all GPUs, or the rule no-launcher is about the launch."""
+    is_single = step.launch.program is Program.PYTHON and step.request.tasks == 1
+    return is_single or (step.launch.program not in STARTERS and not step.launch.launcher)
+
+
+def process_line(context: Context, step: Step) -> int | None:
+    """Return the line that sets the number of processes, else that of the GPUs."""
+    launch = step.launch
+    own = {"ntasks", "ntasks-per-node", "rs_per_host"} & set(launch.launcher_options)
+    if launch.program in STARTERS or own:
+        return launch.line
+    return context.option_line(*TASK_OPTIONS) or context.option_line(*GPU_OPTIONS) or launch.line
+
+
+def suggest_processes(context: Context, step: Step, gpus: int) -> str:
+    """Return the line or option that starts one process per GPU."""
+    launch = step.launch
+    if launch.program in (Program.TORCHRUN, Program.TORCH_LAUNCH):
+        return f"--nproc-per-node={gpus}"
+    if launch.program is Program.ACCELERATE:
+        return f"--num_processes={gpus * (step.request.nodes or 1)}"
+    if launch.program is Program.DEEPSPEED:
+        return f"--num_gpus {gpus}"
+    if context.script.scheduler is Scheduler.PBS:
+        select = context.script.options.get("select", "")
+        if select and not is_counted(step):
+            return "#PBS -l select=" + ":".join(
+                [*(part for part in select.split(":") if not part.startswith("mpiprocs=")), f"mpiprocs={gpus}"])
+    if context.script.scheduler is Scheduler.SLURM and not is_counted(step):
+        return f"#SBATCH --ntasks-per-node={gpus}"
+    if launch.launcher == "srun":
+        return f"srun --ntasks-per-node={gpus}"
+    nodes = step.request.nodes
+    return f"{launch.launcher} -n {gpus * nodes}" if is_mpirun(launch) and nodes else ""
+
+
+def is_counted(step: Step) -> bool:
+    """Return whether the launcher's own options set the number of processes."""
+    return not {"ntasks", "ntasks-per-node"}.isdisjoint(step.launch.launcher_options)
+
+
+@rule("uneven-tasks", "tasks that cannot be divided evenly among nodes, or whose nodes are left to Slurm")
+def check_uneven_tasks(context: Context) -> Iterator[Problem]:
+    """Look at a number of tasks without a number per node."""
+    for step in context.steps:
+        request, options = step.request, step.options
+        if step.launch.launcher != "srun" and not is_mpirun(step.launch):
+            continue
+        tasks, nodes = request.tasks, request.nodes
+        line = context.option_line("ntasks") or step.launch.line
+        if tasks and nodes and nodes > 1 and tasks % nodes and tasks > nodes:
+            yield Problem(Severity.WARNING, line, f"{tasks} tasks on {nodes} nodes cannot be divided evenly",
+                          "nodes get different numbers of ranks, and GPUs are idle",
+                          f"--ntasks={tasks // nodes * nodes}")
+        elif (context.script.scheduler is Scheduler.SLURM and tasks and tasks > 1 and "nodes" not in options
+              and "ntasks-per-node" not in options and request.gpus_per_node and request.gpus_per_task is None):
+            gpus = request.gpus_per_node
+            yield Problem(Severity.WARNING, line, f"{tasks} tasks without --nodes and --ntasks-per-node",
+                          f"Slurm may put more tasks on a node than it has GPUs ({gpus}), or fewer",
+                          f"#SBATCH --nodes={max(1, tasks // gpus)} --ntasks-per-node={min(gpus, tasks)}")
+
+
+@rule("gpus-per-task", "--gpus-per-task or --gpu-bind, by which a rank sees only its own GPU")
+def check_gpus_per_task(context: Context) -> Iterator[Problem]:
+    """Say what follows where each rank sees only its own GPU."""
+    for step in context.steps:
+        launch, options = step.launch, step.options
+        binding = options.get("gpu-bind", "")
+        is_bound = re.match(r"(verbose,)?(per_task|single|map_gpu|mask_gpu)", binding) is not None
+        is_isolated = step.request.gpus_per_task == 1 or is_bound
+        if (launch.launcher == "srun" and launch.program is Program.MPIDDP and is_isolated and "none" not in binding
+                and (step.request.tasks_per_node or 2) > 1
+                and find_option(launch.options, "virtual-local-rank") is None):
+            name = "gpus-per-task" if step.request.gpus_per_task == 1 else "gpu-bind"
+            gpus = step.request.tasks_per_node
+            yield Problem(
+                Severity.NOTE, launch.line if name in launch.launcher_options else context.option_line(name),
+                f"--{name} shows each rank only its own GPU, as cuda:0",
+                "a script that uses cuda:LOCAL_RANK fails, and ranks may lose direct access to each other's GPU memory",
+                f"#SBATCH --gpus-per-node={gpus}" if gpus and name == "gpus-per-task" else
+                "python -m mpiddp --virtual-local-rank")
+
+
+@rule("one-core", "no number of cores, so that each task gets one")
+def check_one_core(context: Context) -> Iterator[Problem]:
+    """Look for a missing --cpus-per-task."""
+    script = context.script
+    for step in context.steps:
+        launch, options = step.launch, step.options
+        if launch.has_unknown_options:
+            continue
+        if script.scheduler is Scheduler.SLURM and (launch.launcher in ("srun", "") or is_mpirun(launch)):
+            given = ("cpus-per-task", "cpus-per-gpu", "exclusive", "mincpus", "cores-per-socket")
+            if any(name in options for name in given) or is_spread_over_cores(context, step):
+                continue
+            yield Problem(Severity.WARNING, context.option_line(*TASK_OPTIONS) or context.option_line(*GPU_OPTIONS)
+                          or launch.line, "no --cpus-per-task: Slurm gives each task one core",
+                          "the rank and its DataLoader workers share that core, and the GPU waits for data",
+                          "#SBATCH --cpus-per-task=8     # cores of a node divided by its tasks")
+        elif launch.launcher == "flux" and not {"cores-per-task", "exclusive", "cores"} & set(launch.launcher_options):
+            yield Problem(Severity.WARNING, launch.line, "no --cores-per-task: Flux gives each task one core",
+                          "the rank and its DataLoader workers share that core, and the GPU waits for data",
+                          insert_option(launch, "--cores-per-task=8"))
+        elif script.scheduler is Scheduler.PBS and "select" in script.options and "+" not in script.options["select"]:
+            chunk = dict(part.partition("=")[::2] for part in script.options["select"].split(":")[1:])
+            if not {"ncpus", "host", "vnode", "system"} & set(chunk) and "ngpus" in chunk:
+                yield Problem(Severity.WARNING, context.option_line("select"), "no ncpus: PBS gives each node one core",
+                              "all ranks of a node share that core", "#PBS -l select="
+                              f"{script.options['select']}:ncpus=32")
+
+
+def is_spread_over_cores(context: Context, step: Step) -> bool:
+    """Return whether a job with many tasks starts fewer processes, so that each has several cores."""
+    job, processes = context.script.request.tasks_per_node, step.processes_per_node
+    return job is not None and processes is not None and job > processes
+
+
+@rule("srun-cpus", "cores that srun does not inherit from sbatch")
+def check_srun_cpus(context: Context) -> Iterator[Problem]:
+    """Look for an srun without --cpus-per-task."""
+    script = context.script
+    cores = script.options.get("cpus-per-task", "1")
+    for step in context.steps:
+        launch = step.launch
+        binding = launch.launcher_options.get("cpu-bind", launch.launcher_options.get("cpu_bind", ""))
+        if (launch.launcher != "srun" or launch.has_unknown_options or cores == "1"
+                or {"cpus-per-task", "cpus-per-gpu"} & set(launch.launcher_options)
+                or "SRUN_CPUS_PER_TASK" in {*script.exported, *launch.assignments}
+                or binding.removeprefix("verbose,").removeprefix("v,").partition(":")[0] in CPU_MAPS):
+            continue
+        yield Problem(
+            Severity.WARNING, launch.line, f"srun does not inherit --cpus-per-task={cores} of #SBATCH",
+            "since Slurm 22.05 srun gives each task one core unless it is told the number",
+            insert_option(launch, "--cpus-per-task=$SLURM_CPUS_PER_TASK")
+            or "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK")
+
+
+@rule("hyper-threads", "two ranks, or two threads of a rank, on one core")
+def check_hyper_threads(context: Context) -> Iterator[Problem]:
+    """Look for options that use both hardware threads of a core, and for more threads than cores."""
+    for step in context.steps:
+        options = step.options
+        per_core = options.get("ntasks-per-core", "1")
+        if options.get("hint") == "multithread" or options.get("threads-per-core", "1") not in ("1", "") or (
+                "use-hwthread-cpus" in options):
+            name = next(name for name in ("hint", "threads-per-core", "use-hwthread-cpus") if name in options)
+            yield Problem(Severity.WARNING, context.option_line(name) or step.launch.line,
+                          f"--{name} counts hardware threads as cores",
+                          "two threads of a rank share a core, which slows training down",
+                          "#SBATCH --hint=nomultithread")
+        elif per_core.isdigit() and int(per_core) > 1:
+            yield Problem(Severity.WARNING, context.option_line("ntasks-per-core") or step.launch.line,
+                          f"--ntasks-per-core={per_core} puts {per_core} ranks on one core",
+                          "they slow each other down", "#SBATCH --hint=nomultithread")
+        threads = context.script.variables.get("OMP_NUM_THREADS", "")
+        cores = step.request.cpus_per_task
+        ranks = step.processes_per_node if step.launch.program in STARTERS else 1
+        if threads.isdigit() and cores and ranks and int(threads) * ranks > cores and int(threads) > 1:
+            yield Problem(Severity.WARNING, context.script.variable_lines["OMP_NUM_THREADS"],
+                          f"OMP_NUM_THREADS={threads} for {count(cores // ranks or 1, 'core')} per rank",
+                          "more threads than cores slow a rank down",
+                          f"export OMP_NUM_THREADS={max(1, cores // ranks)}")
+
+
+@rule("memory", "memory per node: a size without a unit, too small, or given twice")
+def check_memory(context: Context) -> Iterator[Problem]:
+    """Look at --mem and its relatives."""
+    options = context.script.options
+    if context.script.scheduler is not Scheduler.SLURM:
+        return
+    names = [name for name in ("mem", "mem-per-cpu", "mem-per-gpu") if name in options]
+    if len(names) > 1:
+        yield Problem(Severity.ERROR, context.option_line(names[1]),
+                      f"--{names[0]} and --{names[1]} exclude each other",
+                      "sbatch refuses the job, or ignores one of them", f"#SBATCH --mem={options.get('mem', '0')}")
+        return
+    for name in names:
+        size, text = parse_memory_mb(options[name]), options[name]
+        if not size:  # 0 is all memory of the node
+            continue
+        if text.isdigit() and size < 1024:
+            yield Problem(Severity.ERROR, context.option_line(name), f"--{name}={text} is {text} MB",
+                          "a size without a unit is in MB; torch alone needs more", f"#SBATCH --{name}={text}G")
+            continue
+        per_node = {"mem": 1, "mem-per-gpu": context.script.request.gpus_per_node,
+                    "mem-per-cpu": (context.script.request.cpus_per_task or 1)
+                    * (context.script.request.tasks_per_node or 0)}[name]
+        ranks = max([step.processes_per_node or 0 for step in context.steps if step.launch.launcher], default=0)
+        if per_node and ranks and size * per_node / ranks < MIN_MB_PER_RANK and context.script.request.gpus_per_node:
+            yield Problem(Severity.WARNING, context.option_line(name),
+                          f"{size * per_node / ranks / 1024:.1f} GB of memory for each rank",
+                          "--mem is the memory of a node, which its ranks share; torch with CUDA needs about 2 GB "
+                          "in each rank, without data", f"#SBATCH --mem={ranks * 16}G")
+
+
+@rule("exclusive", "all GPUs of a node, but not the node")
+def check_exclusive(context: Context) -> Iterator[Problem]:
+    """Look for a job that uses all GPUs of nodes that other jobs may share."""
+    options, request = context.script.options, context.script.request
+    if (context.script.scheduler is Scheduler.SLURM and (request.gpus_per_node or 0) >= WHOLE_NODE_GPUS
+            and "exclusive" not in options and parse_memory_mb(options.get("mem", "")) != 0 and context.steps):
+        yield Problem(Severity.WARNING, context.option_line(*GPU_OPTIONS),
+                      f"{request.gpus_per_node} GPUs per node without --exclusive",
+                      "other jobs may use the node's cores and memory beside a job that has all of its GPUs",
+                      "#SBATCH --exclusive")
+
+
+@rule("walltime", "a walltime that is shorter than a start, or minutes that are meant as hours")
+def check_walltime(context: Context) -> Iterator[Problem]:
+    """Look at the walltime."""
+    walltime = context.script.request.walltime_s
+    name = next((name for name in ("time", "walltime", "time-limit") if name in context.script.options), "")
+    text = context.script.options.get(name, "")
+    if context.script.scheduler is Scheduler.SLURM and HOURS.fullmatch(text):
+        yield Problem(Severity.WARNING, context.option_line(name),
+                      f"--time={text} is {count(int(text.partition(':')[0]), 'minute')}",
+                      "Slurm reads two numbers as minutes and seconds", f"#SBATCH --time={text}:00")
+    elif walltime is not None and 0 < walltime < MIN_WALLTIME_S:
+        yield Problem(Severity.WARNING, context.option_line(name), f"a walltime of {count(walltime, 'second')}",
+                      "importing torch from a shared file system alone can take minutes",
+                      {"time": "#SBATCH --time=00:10:00", "walltime": "#PBS -l walltime=00:10:00"}.get(name, "")
+                      if context.script.scheduler is not Scheduler.LSF else "#BSUB -W 10")
+
+
+@rule("mpirun-ranks", "mpirun -n against the tasks of the job")
+def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
+    """Compare the ranks that mpirun starts with the tasks of the job."""
+    job = context.script.request
+    for step in context.steps:
+        launch, options = step.launch, step.launch.launcher_options
+        ranks = options.get("ntasks", "")
+        if not is_mpirun(launch) or not ranks.isdigit() or {"hostfile", "hosts", "oversubscribe"} & set(options):
+            continue
+        per_node = options.get("ntasks-per-node", "")
+        if per_node.isdigit() and job.nodes and int(per_node) * job.nodes != int(ranks):
+            yield Problem(Severity.ERROR, launch.line, f"{ranks} ranks, but {per_node} on each of "
+                          f"{count(job.nodes, 'node')}", "nodes get different numbers of ranks, or the start fails",
+                          f"{launch.launcher} -n {int(per_node) * job.nodes}")
+        elif not per_node and job.tasks and int(ranks) != job.tasks and not (
+                context.script.scheduler is Scheduler.SLURM and "ntasks" not in context.script.options
+                and "ntasks-per-node" not in context.script.options and job.nodes == 1 and int(ranks) == 1):
+            is_more = int(ranks) > job.tasks
+            yield Problem(
+                Severity.ERROR if is_more else Severity.WARNING, launch.line,
+                f"{launch.launcher} starts {count(int(ranks), 'rank')}, but the job has {count(job.tasks, 'task')}",
+                "the job has too few slots for the ranks, and the start fails" if is_more else
+                "the other tasks' cores and GPUs are idle", f"{launch.launcher} without -n starts one rank per task")
+
+
+@rule("container-gpus", "a container that does not see the GPUs")
+def check_container_gpus(context: Context) -> Iterator[Problem]:
+    """Look for a container without the option that makes GPUs visible in it."""
+    for step in context.steps:
+        launch = step.launch
+        names = {name.upper() for name in (*context.script.variables, *launch.assignments, *context.host.environ)}
+        if not step.request.gpus_per_node or not step.uses_gpus:
+            continue
+        if launch.container in ("apptainer", "singularity"):
+            if {"--nv", "--nvccli", "--rocm"}.isdisjoint(launch.wrapper_words) and not any(
+                    re.search(r"_(NV|ROCM|NVCCLI)$", name) for name in names) and not has_unknown_word(step):
+                yield Problem(Severity.ERROR, launch.line, f"{launch.container} without --nv or --rocm",
+                              "torch sees no GPU in the container", f"{launch.container} exec --nv     # AMD: --rocm")
+        elif launch.container == "podman-hpc" and "--gpu" not in launch.wrapper_words and not has_unknown_word(step):
+            yield Problem(Severity.ERROR, launch.line, "podman-hpc without --gpu", "torch sees no GPU in the container",
+                          "podman-hpc run --gpu")
+
+
+def has_unknown_word(step: Step) -> bool:
+    """Return whether words before the program are unknown, among which an option may be."""
+    return any(getattr(word, "is_unknown", False) for word in step.launch.wrapper_words)
+
+
+@rule("visible-devices", "CUDA_VISIBLE_DEVICES with fewer GPUs than the job has")
+def check_visible_devices(context: Context) -> Iterator[Problem]:
+    """Compare CUDA_VISIBLE_DEVICES with the GPUs of a node."""
+    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        devices = context.script.variables.get(name, "")
+        gpus = context.script.request.gpus_per_node
+        if gpus and re.fullmatch(r"\d+(,\d+)*", devices) and len(devices.split(",")) < gpus and context.steps:
+            yield Problem(Severity.ERROR, context.script.variable_lines[name],
+                          f"{name}={devices} hides {gpus - len(devices.split(','))} of {count(gpus, 'GPU')}",
+                          "Slurm sets it, and mpiddp gives each rank a GPU of its own", f"# {name}: remove this line")
+
+
+@rule("step-gpus", "flux run without the job's GPUs")
+def check_step_gpus(context: Context) -> Iterator[Problem]:
+    """Look for a step of Flux that asks for no GPUs in a job that does."""
+    job = context.script.options
+    for step in context.steps:
+        asked = parse_gpus(job.get("gpus-per-task")) or parse_gpus(job.get("gpus-per-node"))
+        if step.launch.launcher == "flux" and asked and not (
+                {"gpus-per-task", "gpus-per-node", "exclusive"} & set(step.launch.launcher_options)):
+            yield Problem(Severity.ERROR, step.launch.line, "flux run asks for no GPUs",
+                          "its tasks see none of the job's GPUs", insert_option(step.launch, "--gpus-per-task=1"))

@@ -1,0 +1,597 @@
+"""python -m mpiddp.doctor: what it reads in a job script."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mpiddp.doctor.batch_script import (
+    BatchScript,
+    Launch,
+    NotABatchScript,
+    Program,
+    Request,
+    Scheduler,
+    read,
+    read_from_text,
+)
+from mpiddp.doctor.directives import parse_flux_time, parse_slurm_time
+from mpiddp.doctor.rules import RULES, Finding, Host, check
+from tests.messages import message
+from tests.support import ROOT
+
+HEAD = """\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=8
+"""
+START = "srun --mpi=pmix --cpus-per-task=8 python -m mpiddp train.py\n"
+
+
+def script(text: str, head: str = HEAD) -> BatchScript:
+    return read_from_text("job.sh", head + text)
+
+
+def launch(text: str, head: str = HEAD) -> Launch:
+    """Return the only launch of a script."""
+    (only,) = script(text, head).launches
+    return only
+
+
+@pytest.mark.parametrize(("content", "reason"), [
+    (b"", message("doctor/empty")),
+    (b"\n  \n", message("doctor/empty")),
+    (b"\x7fELF\0\0", message("doctor/binary")),
+    (b"#!/bin/bash\r\n#SBATCH -N 2\r\n", message("doctor/dos_lines")),
+    (b"#!/bin/bash\n" + b"# line\n" * 200_000, message("doctor/too_large")),
+    (b"#!/usr/bin/env python3\nprint()\n", message("doctor/python_script")),
+    (b"import torch\nprint(torch)\n", message("doctor/python_script")),
+    (b"#!/bin/tcsh\n#SBATCH -N 2\n", message("doctor/other_shell", shell="tcsh")),
+    (b"dear diary,\n", message("doctor/no_job_script")),
+    (b"#!/bin/bash\nexport A=1\nls -l\n", message("doctor/no_job_script")),
+    (b'#!/bin/bash\n#SBATCH -N 2\necho "a\nsrun python -m mpiddp a.py\n',
+     message("doctor/open_quote", line=3, quote='"')),
+    (b"#!/bin/bash\n#SBATCH -N 2\necho it's\nsrun python -m mpiddp a.py\n",
+     message("doctor/open_quote", line=3, quote="'")),
+])
+def test_a_file_that_is_no_job_script(tmp_path: Path, content: bytes, reason: str) -> None:
+    (file := tmp_path / "job.sh").write_bytes(content)
+    with pytest.raises(NotABatchScript) as caught:
+        read(str(file))
+    assert str(caught.value) == reason
+    assert "\n" not in reason
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path, message("doctor/folder")),
+                         (tmp_path / "none.sh", message("doctor/unreadable", reason="No such file or directory"))):
+        with pytest.raises(NotABatchScript) as caught:
+            read(str(path))
+        assert str(caught.value) == reason
+
+
+def test_the_directives_of_slurm() -> None:
+    head = """\
+#!/bin/bash
+#SBATCH -N 2 -n8 --tasks-per-node 4 -c8 # a comment
+##SBATCH --account=NAME
+#SBATCH --gres=gpu:a100:4 -t 1-12 --exclusive --job-name "two words"
+# the next one wins
+#SBATCH --nodes=3
+"""
+    read_script = script(START + "#SBATCH --qos=late\n", head)
+    assert read_script.scheduler is Scheduler.SLURM
+    assert read_script.options == {
+        "nodes": "3", "ntasks": "8", "ntasks-per-node": "4", "cpus-per-task": "8", "gres": "gpu:a100:4", "time": "1-12",
+        "exclusive": "", "job-name": "two words"}
+    assert read_script.option_lines["nodes"] == 6
+    assert [directive.line for directive in read_script.directives if directive.is_late] == [8]
+
+
+@pytest.mark.parametrize(("head", "request_"), [
+    ("#SBATCH -N2 --ntasks-per-node=4 --gres=gpu:4", Request(2, 8, 4, gpus_per_node=4)),
+    ("#SBATCH -N2 -n8 --gpus-per-task=1", Request(2, 8, 4, gpus_per_node=4, gpus_per_task=1)),
+    ("#SBATCH --nodes=2 --gpus-per-node=a100:4", Request(2, 2, 1, gpus_per_node=4)),
+    ("#SBATCH --gpus=4", Request(1, 1, 1, gpus_per_node=4)),
+    ("#SBATCH -n8", Request(None, 8, None)),
+    ("#SBATCH -N2 --ntasks-per-gpu=1 -G8", Request(2, 8, 4, gpus_per_node=4)),
+    ("#SBATCH -N2-4 --ntasks-per-node=4", Request(None, None, 4, unreadable=frozenset({"nodes"}))),
+    ("#PBS -l select=2:ncpus=64:ngpus=4:mpiprocs=4 -l walltime=01:00:00", Request(2, 8, 4, 16, 4, None, 3600)),
+    ("#PBS -l nodes=2:ppn=4:gpus=4,walltime=30:00", Request(2, 8, 4, None, 4, None, 1800)),
+    ("#BSUB -nnodes 2\n#BSUB -W 1:30", Request(2, walltime_s=5400)),
+    ('#BSUB -n 8\n#BSUB -R "span[ptile=4]"\n#BSUB -gpu "num=4:mode=exclusive_process"',
+     Request(2, 8, 4, gpus_per_node=4)),
+    ("#flux: -N2 -n8 -c8 -g1 -t 90m", Request(2, 8, 4, 8, 4, 1, 5400)),
+])
+def test_the_resources_of_a_job(head: str, request_: Request) -> None:
+    assert script(START, f"#!/bin/bash\n{head}\n").request == request_
+
+
+def test_times() -> None:
+    assert [parse_slurm_time(text) for text in ("30", "30:30", "1:00:00", "1-0", "1-1:1", "1-1:1:1", "UNLIMITED")] == [
+        1800, 1830, 3600, 86400, 90060, 90061, None]
+    assert [parse_flux_time(text) for text in ("30", "30s", "1.5h", "1d", "x")] == [1800, 30, 5400, 86400, None]
+
+
+@pytest.mark.parametrize("text", [
+    START,
+    "srun --mpi=pmix \\\n  --cpus-per-task=$SLURM_CPUS_PER_TASK \\\n  python -m mpiddp train.py",
+    'SRUN="srun --mpi pmix"; CMD="python -m mpiddp train.py"; $SRUN -c 8 $CMD',
+    'COMMAND="python -m mpiddp train.py"\neval "exec srun --mpi=pmix -c$SLURM_CPUS_PER_TASK $COMMAND"',
+    'cmd=(srun --mpi=pmix)\ncmd+=(-c 8 python -m mpiddp "train.py")\n"${cmd[@]}"',
+    "start() { srun --mpi=pmix -c $2 python -m mpiddp $1; }\nstart train.py 8",
+    'if [ -n "$SLURM_NNODES" ]; then C=$((4 * SLURM_NNODES)); fi\nsrun --mpi pmix -c${C:-2} python -m mpiddp train.py',
+    "case $SLURM_NNODES in 1) C=1;; 2|3) C=8;; *) C=3;; esac\nsrun --mpi=pmix -c $C python -m mpiddp train.py",
+    "time srun --mpi=pmix -c 8 python -m mpiddp train.py 2>&1 | tee out.txt",
+    "export P=python\nsrun --mpi=pmix -c 8 bash -c '$P -m mpiddp train.py'",
+    "srun --mpi=pmix -c 8 bash <<'EOF'\nsource env.sh\npython -m mpiddp train.py\nEOF",
+    "F=dir/train.py; srun --mpi=pmix -c 8 $(which python) -m mpiddp ${F##*/}",
+])
+def test_a_launch_is_followed(text: str) -> None:
+    """Through variables, eval, functions, arrays, arithmetic, conditions, pipes and shells that are started."""
+    found = launch(text)
+    assert (found.launcher, found.launcher_options) == ("srun", {"mpi": "pmix", "cpus-per-task": "8"})
+    assert (found.program, found.program_words) == (Program.MPIDDP, ("python", "-m", "mpiddp", "train.py"))
+    assert (found.script, found.script_words) == ("train.py", ("train.py",))
+    assert not found.has_unknown_options
+
+
+def test_what_is_not_known_is_said() -> None:
+    found = launch("srun $OPTIONS --mpi=pmix python -m mpiddp --log-dir $LOGS $SCRIPT --lr 1")
+    assert found.has_unknown_options
+    assert found.unknown == ("$OPTIONS", "$LOGS", "$SCRIPT")
+    assert found.script is None
+    assert found.options == ("--log-dir", "$LOGS")
+
+
+def test_a_launcher_that_is_not_known_is_the_word_as_written() -> None:
+    found = launch("$LAUNCH python -m mpiddp a.py")
+    assert (found.launcher, found.has_unknown_options, found.program) == ("$LAUNCH", True, Program.MPIDDP)
+    assert launch("$TIME srun python -m mpiddp a.py").launcher == "srun"
+
+
+def test_a_variable_that_depends_on_the_job_is_unknown() -> None:
+    found = script('if [ "$(hostname)" = a ]; then N=1; else N=2; fi\nfor i in 1 2; do M=$i; done\nread -r K\n'
+                   "srun -n $N -c $M -N $K python -m mpiddp a.py")
+    assert found.launches[0].launcher_options == {"ntasks": "$N", "cpus-per-task": "$M", "nodes": "$K"}
+    assert found.variables == {}
+
+
+def test_a_branch_that_is_not_taken_is_not_read() -> None:
+    """Nor is what follows an exit."""
+    text = 'DEBUG=0\nif [ $DEBUG = 1 ]; then srun python a.py; exit; fi\nsrun python b.py\nexit 0\nsrun python c.py\n'
+    assert launch(text).script == "b.py"
+
+
+@pytest.mark.parametrize(("words", "wrappers", "container"), [
+    ("apptainer exec --nv --bind /tmp,$PWD image.sif", 6, "apptainer"),
+    ("singularity run --rocm image.sif bash -c 'exec numactl --membind=0", 7, "singularity"),
+    ("shifter --image=a:b", 2, "shifter"),
+    ("podman-hpc run --rm --gpu -v /a:/b a/b:1", 7, "podman-hpc"),
+    ("numactl -N 0 -m 0 env -u A B=1", 9, ""),
+    ("conda run --no-capture-output -n torch", 5, ""),
+    ("nice -n 5 timeout -k 5 60", 7, ""),
+])
+def test_what_stands_before_the_program(words: str, wrappers: int, container: str) -> None:
+    end = "'" if "'" in words else ""
+    found = launch(f"srun {words} python -m mpiddp train.py{end}")
+    assert (found.program, found.script, found.container) == (Program.MPIDDP, "train.py", container)
+    assert len(found.wrapper_words) == wrappers
+
+
+@pytest.mark.parametrize(("command", "program", "script_words"), [
+    ("python -u -X dev -m mpiddp --prefix --show 0 -m pkg.train --lr 1", Program.MPIDDP, ("pkg.train", "--lr", "1")),
+    ("mpiddp a.py", Program.MPIDDP, ("a.py",)),
+    ("torchrun --standalone --nproc_per_node=4 --rdzv_backend c10d a.py --lr 1", Program.TORCHRUN,
+     ("a.py", "--lr", "1")),
+    ("torchrun --nnodes 2 -m pkg.train", Program.TORCHRUN, ("pkg.train",)),
+    ("python3 -m torch.distributed.run --nproc-per-node 4 a.py", Program.TORCHRUN, ("a.py",)),
+    ("python -m torch.distributed.launch --use_env --nproc_per_node 4 a.py", Program.TORCH_LAUNCH, ("a.py",)),
+    ("accelerate launch --multi_gpu --config_file c.yaml --num_processes 8 a.py", Program.ACCELERATE, ("a.py",)),
+    ("deepspeed --num_gpus 4 a.py --deepspeed", Program.DEEPSPEED, ("a.py", "--deepspeed")),
+    ("/env/bin/python3.11 a.py", Program.PYTHON, ("a.py",)),
+])
+def test_programs(command: str, program: Program, script_words: tuple[str, ...]) -> None:
+    for start in ("", "srun "):
+        found = launch(start + command)
+        assert (found.program, found.script_words, found.launcher) == (program, script_words, start.strip())
+
+
+@pytest.mark.parametrize(("command", "launcher", "options"), [
+    ("mpirun -np 8 --map-by ppr:4:node:PE=8 -x PATH -x A=1 --bind-to none", "mpirun",
+     {"ntasks": "8", "map-by": "ppr:4:node:PE=8", "ntasks-per-node": "4", "x": "PATH,A=1", "bind-to": "none"}),
+    ("mpiexec -n 8 --ppn 4 --cpu-bind none", "mpiexec", {"ntasks": "8", "ntasks-per-node": "4", "cpu-bind": "none"}),
+    ("mpiexec.hydra -bootstrap slurm -genv A 1 -ppn 2", "mpiexec.hydra",
+     {"bootstrap": "slurm", "genv": "A 1", "ntasks-per-node": "2"}),
+    ("mpirun --oversubscribe --mca btl tcp,self", "mpirun", {"oversubscribe": "", "mca": "btl tcp,self"}),
+    ("flux run -N2 -n8 -c8 -g1 -o pmi=pmix -o cpu-affinity=off", "flux",
+     {"nodes": "2", "ntasks": "8", "cores-per-task": "8", "gpus-per-task": "1", "setopt": "pmi=pmix,cpu-affinity=off"}),
+    ("jsrun -n 4 -a 1 -c7 --gpu_per_rs 1", "jsrun",
+     {"nrs": "4", "tasks_per_rs": "1", "cpu_per_rs": "7", "gpu_per_rs": "1"}),
+    ("ibrun -n 4", "ibrun", {"ntasks": "4"}),
+    ("srun -lu -N2 --export=ALL,A=1 --exclusive --kill-on-bad-exit=1", "srun",
+     {"label": "", "unbuffered": "", "nodes": "2", "export": "ALL,A=1", "exclusive": "", "kill-on-bad-exit": "1"}),
+])
+def test_launchers(command: str, launcher: str, options: dict[str, str]) -> None:
+    found = launch(f"{command} python -m mpiddp a.py")
+    assert (found.launcher, found.launcher_options, found.script) == (launcher, options, "a.py")
+
+
+def test_a_launcher_within_a_launcher() -> None:
+    found = launch("srun -N2 mpirun -n 4 python -m mpiddp a.py")
+    assert (found.launcher, found.inner, found.program) == ("srun", "mpirun", Program.MPIDDP)
+
+
+def test_a_shell_script_that_is_started_is_read(tmp_path: Path) -> None:
+    (tmp_path / "task.sh").write_text("conda activate e\ntorchrun --nproc_per_node=$N --node_rank $SLURM_NODEID $1\n")
+    (job := tmp_path / "job.sh").write_text(HEAD + "export N=4\nsrun bash task.sh train.py\nsrun ./none.sh\n")
+    first, second = read(str(job)).launches
+    assert (first.program, first.script, first.followed) == (Program.TORCHRUN, "train.py", "task.sh")
+    assert first.options == ("--nproc_per_node=4", "--node_rank", "$SLURM_NODEID")
+    assert (second.program, second.script) == (Program.OTHER, "./none.sh")
+
+
+def test_our_own_scripts_are_read_and_give_no_finding() -> None:
+    """Each starts mpiddp, and its script is known."""
+    for file in sorted((ROOT / "batch").glob("*.sh")):
+        found = read(str(file))
+        assert [training.script for training in found.trainings] == ["train.py"] * (1 + (file.name == "enroot.sh"))
+        assert found.not_followed == ()
+        assert not any(training.has_unknown_options for training in found.trainings)
+        assert check(found, AllHere()) == []
+
+
+class AllHere(Host):
+    """A host on which all files exist."""
+
+    def exists(self, path: str) -> bool:
+        return bool(path)
+
+    is_folder = exists
+
+
+def head(*lines: str, without: str = "") -> str:
+    """Return HEAD without the directives that a pattern matches, and with others."""
+    kept = [line for line in HEAD.splitlines() if not without or not re.search(without, line)]
+    return "\n".join([*kept, *(f"#SBATCH {line}" if line.startswith("-") else line for line in lines), ""])
+
+
+MODULE = "module load {}\n"
+REQUEUE = "status=$?\nif [ $status = 75 ]; then scontrol requeue $SLURM_JOB_ID; fi\n"
+TORCHRUN = "srun --cpus-per-task=8 torchrun --nnodes=2 --nproc-per-node=4 --rdzv-endpoint=$ADDRESS train.py\n"
+ONE_TASK = head("--ntasks-per-node=1", without="ntasks")
+# For each rule: a message, and scripts that break it; then scripts that do not, but come near.
+RULES_BROKEN = {
+    "tasks-per-node": [
+        (message("doctor/tasks_per_node", processes="1 process", gpus="4 GPUs"), (ONE_TASK, START)),
+        (message("doctor/tasks_per_node", processes="2 processes", gpus="4 GPUs"),
+         (head("--ntasks-per-node=2", without="ntasks"), START)),
+        (message("doctor/tasks_per_node", processes="8 processes", gpus="4 GPUs"),
+         (head("--ntasks-per-node=8", without="ntasks"), START)),
+        (message("doctor/tasks_per_node", processes="2 processes", gpus="4 GPUs"),
+         (ONE_TASK, TORCHRUN.replace("node=4", "node=2"))),
+        (message("doctor/tasks_per_node", processes="1 process", gpus="4 GPUs"),
+         ("#PBS -l select=2:ncpus=64:ngpus=4\n", "cd $PBS_O_WORKDIR\nmpirun python -m mpiddp train.py\n")),
+    ],
+    "uneven-tasks": [
+        (message("doctor/uneven_tasks", tasks=7, nodes=2),
+         ("#SBATCH -N2 -n7 -c8\n", START)),
+        (message("doctor/scattered_tasks", tasks=8), ("#SBATCH -n8 -c8 --gres=gpu:4\n", START)),
+    ],
+    "gpus-per-task": [
+        (message("doctor/gpus_per_task", option="gpus-per-task"),
+         (head("--gpus-per-task=1", without="gpus"), START)),
+        (message("doctor/gpus_per_task", option="gpu-bind"), (HEAD, START.replace("srun", "srun --gpu-bind=single:1"))),
+    ],
+    "one-core": [
+        (message("doctor/one_core"), (head(without="cpus"), START.replace(" --cpus-per-task=8", ""))),
+        (message("doctor/one_core_flux"), ("#flux: -N2\n", "flux run -N2 -n8 -g1 python -m mpiddp train.py\n")),
+        (message("doctor/one_core_pbs"), ("#PBS -l select=2:ngpus=4:mpiprocs=4\n",
+                                          "cd $PBS_O_WORKDIR; mpirun python -m mpiddp train.py\n")),
+    ],
+    "srun-cpus": [
+        (message("doctor/srun_cpus", cores=8), (HEAD, "srun --mpi=pmix python -m mpiddp train.py\n")),
+    ],
+    "hyper-threads": [
+        (message("doctor/hyper_threads", option="hint"), (head("--hint=multithread"), START)),
+        (message("doctor/ranks_on_one_core", ranks=2), (head("--ntasks-per-core=2"), START)),
+        (message("doctor/too_many_threads", threads=16, cores="8 cores"),
+         (HEAD, "export OMP_NUM_THREADS=16\n" + START)),
+    ],
+    "memory": [
+        (message("doctor/memory_unit", option="mem", size=64), (head("--mem=64"), START)),
+        (message("doctor/memory_per_rank", size="1.0"), (head("--mem=4G"), START)),
+        (message("doctor/memory_twice", first="mem", second="mem-per-cpu"),
+         (head("--mem=64G", "--mem-per-cpu=4G"), START)),
+    ],
+    "exclusive": [
+        (message("doctor/exclusive", gpus=8),
+         (head("--ntasks-per-node=8", "--gpus-per-node=8", without="ntasks|gpus"), START)),
+    ],
+    "walltime": [
+        (message("doctor/minutes", time="24:00", minutes="24 minutes"), (head("--time=24:00"), START)),
+        (message("doctor/short_walltime", seconds="60 seconds"), (head("-t 1"), START)),
+    ],
+    "mpirun-ranks": [
+        (message("doctor/mpirun_ranks", launcher="mpirun", ranks="16 ranks", tasks="8 tasks"),
+         (head("--gpus-per-node=8", "--mem=0", without="gpus"), "mpirun -n 16 python -m mpiddp train.py\n")),
+        (message("doctor/ranks_per_node", ranks=12, per_node=4, nodes="2 nodes"),
+         ("#PBS -l select=2:ncpus=64:ngpus=4\n",
+          "cd $PBS_O_WORKDIR\nmpiexec -n 12 --ppn 4 python -m mpiddp train.py\n")),
+    ],
+    "container-gpus": [
+        (message("doctor/container_without_gpus", container="apptainer"),
+         (HEAD, START.replace("python", "apptainer exec image.sif python"))),
+        (message("doctor/podman_without_gpus"), (HEAD, START.replace("python", "podman-hpc run a/b python"))),
+    ],
+    "visible-devices": [
+        (message("doctor/visible_devices", value="CUDA_VISIBLE_DEVICES=0", hidden=3, gpus="4 GPUs"),
+         (HEAD, "export CUDA_VISIBLE_DEVICES=0\n" + START)),
+    ],
+    "step-gpus": [
+        (message("doctor/step_gpus"),
+         ("#flux: -N2 -n8 -g1\n", "flux run -N2 -n8 -c8 python -m mpiddp train.py\n")),
+    ],
+    "mpi-interface": [
+        (message("doctor/no_mpi_option"), (HEAD, START.replace(" --mpi=pmix", ""))),
+        (message("doctor/mpi_none"), (HEAD, START.replace("pmix", "none"))),
+        (message("doctor/mpi_interface", interface="pmix", library="Intel MPI", module="intel-mpi/2021"),
+         (HEAD, MODULE.format("intel-mpi/2021") + START)),
+        (message("doctor/mpi_interface", interface="pmix", library="MPICH", module="mpich"),
+         (HEAD, MODULE.format("gcc/12 mpich") + START)),
+        (message("doctor/mpi_interface", interface="pmi2", library="Open MPI", module="openmpi/5.0.3"),
+         (HEAD, MODULE.format("cuda openmpi/5.0.3") + START.replace("pmix", "pmi2"))),
+        (message("doctor/pmi_library"), (HEAD, MODULE.format("impi") + START.replace("pmix", "pmi2"))),
+    ],
+    "several-mpi": [
+        (message("doctor/several_mpi", modules="mpich/4.1, openmpi/5.0"),
+         (HEAD, MODULE.format("mpich/4.1 openmpi/5.0") + START)),
+    ],
+    "nested-launcher": [
+        (message("doctor/launcher_in_launcher", outer="srun", inner="mpirun"),
+         (HEAD, START.replace("python", "mpirun python"))),
+        (message("doctor/mpiddp_starts", program="torchrun"), (HEAD, START.replace("train.py", "torchrun train.py"))),
+        (message("doctor/starts_mpiddp", program="torchrun"),
+         (ONE_TASK, TORCHRUN.replace("train.py", "-m mpiddp train.py"))),
+        (message("doctor/several_torchruns", tasks=4, program="torchrun", processes="4 processes"), (HEAD, TORCHRUN)),
+    ],
+    "no-launcher": [
+        (message("doctor/no_launcher", many="8 tasks"), (HEAD, "python -m mpiddp train.py\n")),
+        (message("doctor/no_launcher", many="8 tasks"), (HEAD, "python train.py\n")),
+        (message("doctor/first_node_only", program="torchrun", nodes=2), (ONE_TASK, TORCHRUN.partition("-task=8 ")[2])),
+    ],
+    "split-world": [
+        (message("doctor/split_world", how="without --nnodes", nodes=2),
+         (ONE_TASK, TORCHRUN.replace("--nnodes=2", ""))),
+        (message("doctor/split_world", how="--standalone", nodes=2),
+         (ONE_TASK, TORCHRUN.replace("--nnodes=2", "--standalone"))),
+        (message("doctor/number_of_nodes", given=3, nodes=2), (ONE_TASK, TORCHRUN.replace("--nnodes=2", "--nnodes=3"))),
+        (message("doctor/localhost", nodes=2), (ONE_TASK, TORCHRUN.replace("$ADDRESS", "localhost:29500"))),
+    ],
+    "early-variable": [
+        (message("doctor/early_variable", variable="SLURM_PROCID"),
+         (HEAD, START.replace("train.py", "train.py --rank $SLURM_PROCID"))),
+        (message("doctor/early_variable", variable="SLURM_NODEID"),
+         (ONE_TASK, TORCHRUN.replace("train.py", "--node_rank=$SLURM_NODEID train.py"))),
+    ],
+    "unset-variable": [
+        (message("doctor/unset_variable", variable="SLURM_CPUS_PER_TASK", option="cpus-per-task"),
+         (head("--exclusive", without="cpus"), START.replace("=8", "=$SLURM_CPUS_PER_TASK"))),
+    ],
+    "export-none": [
+        (message("doctor/export_none"), (head("--export=NONE"), START)),
+        (message("doctor/export_list", list="A=1"), (HEAD, START.replace("srun", "srun --export=A=1"))),
+    ],
+    "unknown-option": [
+        (message("doctor/unknown_option", option="--log-dri", hint="--log-dir"),
+         (HEAD, START.replace("train.py", "--log-dri logs train.py"))),
+        (message("doctor/unknown_variable", variable="MPIDDP_LOG_DRI", hint="MPIDDP_LOG_DIR"),
+         (HEAD, "export MPIDDP_LOG_DRI=logs\n" + START)),
+    ],
+    "background-wait": [
+        (message("doctor/background_wait"), (HEAD, START.rstrip() + " &\n")),
+    ],
+    "mpi-option": [
+        (message("doctor/mpi_option", option="-genv", library="Open MPI", launcher="mpirun"),
+         (HEAD, MODULE.format("openmpi") + "mpirun -genv A 1 python -m mpiddp train.py\n")),
+    ],
+    "signal-batch": [
+        (message("doctor/trap_without_batch", signal="USR1"),
+         (head("--signal=USR1@120"), f"trap 'kill $!' USR1\n{START.rstrip()} &\nwait\n")),
+        (message("doctor/mpirun_without_batch", launcher="mpirun"),
+         (head("--signal=USR1@120"), "mpirun python -m mpiddp train.py\n")),
+        (message("doctor/batch_without_trap", signal="USR1"), (head("--signal=B:SIGUSR1@120"), START)),
+        (message("doctor/trap_waits", signal="USR1"),
+         (head("--signal=B:USR1@120"), "trap 'touch stop' SIGUSR1\n" + START)),
+    ],
+    "signal-time": [
+        (message("doctor/signal_at_once", seconds=600, walltime=600), (head("--signal=USR1@600", "--time=10"), START)),
+        (message("doctor/late_signal", seconds=10), (head("--signal=USR1@10"), START)),
+        (message("doctor/stop_at_once", seconds=900, walltime=600),
+         (head("--time=10"), START.replace("train.py", "--stop-before 900 train.py"))),
+    ],
+    "requeue": [
+        (message("doctor/requeue"), (head("--open-mode=append"), START + REQUEUE)),
+        (message("doctor/no_requeue"), (head("--open-mode=append", "--no-requeue"), START + REQUEUE)),
+        (message("doctor/nothing_requeues"), (head("--open-mode=append", "--requeue", "--signal=USR1@120"), START)),
+    ],
+    "open-mode": [
+        (message("doctor/open_mode"), (head("--requeue"), START + REQUEUE)),
+    ],
+    "errexit": [
+        (message("doctor/errexit"), (head("--requeue", "--open-mode=append"), "set -euo pipefail\n" + START + REQUEUE)),
+    ],
+    "late-directive": [
+        (message("doctor/late_directive", directive="SBATCH --qos=a"), (HEAD, "cd a\n#SBATCH --qos=a\n" + START)),
+    ],
+    "directive-text": [
+        (message("doctor/typographic"), (head("#SBATCH \u2013\u2013account=a"), START)),
+        (message("doctor/variable_in_directive", variable="$HOME"), (head("--output=$HOME/%j.out"), START)),
+        (message("doctor/pbs_comment"), ("#PBS -l select=2:ncpus=8:mpiprocs=1 # nodes\n",
+                                         "cd $PBS_O_WORKDIR\nmpirun python -m mpiddp train.py\n")),
+        (message("doctor/not_a_directive"), (head("#sbatch --qos=a"), START)),
+    ],
+    "output-overwritten": [
+        (message("doctor/output_in_array", option="--output=out.txt"),
+         (head("--array=1-4", "--output=out.txt"), START)),
+        (message("doctor/redirection_in_array", file="out.txt"),
+         (head("--array=1-4"), START.rstrip() + " > out.txt\n")),
+    ],
+    "missing-file": [
+        (message("doctor/missing_file", path="missing.py"), (HEAD, START.replace("train.py", "missing.py"))),
+        (message("doctor/missing_file", path="missing/bin/activate"), (HEAD, "source missing/bin/activate\n" + START)),
+        (message("doctor/missing_image", path="missing.sif"),
+         (HEAD, START.replace("python", "apptainer exec --nv missing.sif python"))),
+        (message("doctor/missing_folder", path="missing"), (head("--chdir=missing"), START)),
+    ],
+    "log-folder": [
+        (message("doctor/missing_folder", path="missing"), (head("--output=missing/%j.out"), START)),
+        (message("doctor/node_folder", path="--output=/tmp/%j.out"), (head("--output=/tmp/%j.out"), START)),
+        (message("doctor/log_dir", path="/dev/shm/logs"),
+         (HEAD, START.replace("train.py", "--log-dir /dev/shm/logs train.py"))),
+    ],
+    "work-folder": [
+        (message("doctor/work_folder", path="train.py"),
+         ("#PBS -l select=2:ncpus=64:ngpus=4:mpiprocs=4\n", "mpirun python -m mpiddp train.py\n")),
+    ],
+    "other-python": [
+        (message("doctor/other_python", path="/usr/bin/python3"),
+         (HEAD, "source venv/bin/activate\n" + START.replace("python", "/usr/bin/python3"))),
+        (message("doctor/late_activation"), (HEAD, START + "source venv/bin/activate\n")),
+        (message("doctor/python_module", line=7),
+         (HEAD, "source venv/bin/activate\nmodule load python/3.11\n" + START)),
+    ],
+    "conda-base": [
+        (message("doctor/conda_base"), (HEAD, "source ~/miniforge3/bin/activate\n" + START)),
+        (message("doctor/conda_base"), (HEAD, "module load conda\nconda activate base\n" + START)),
+    ],
+    "conda-init": [
+        (message("doctor/conda_init"), (HEAD, "conda activate torch\n" + START)),
+    ],
+    "local-caches": [
+        (message("doctor/shared_cache", value="TRITON_CACHE_DIR=/home/me/triton"),
+         (HEAD, "export TRITON_CACHE_DIR=/home/me/triton\n" + START)),
+    ],
+    "copied-variables": [
+        (message("doctor/copied_variables", names="MASTER_ADDR, MASTER_PORT", pronoun="them"),
+         (HEAD, "export MASTER_ADDR=$(hostname)\nexport MASTER_PORT=29500\n" + START)),
+    ],
+    "slow-variables": [
+        ("NCCL_IB_DISABLE=1", (HEAD, "export NCCL_IB_DISABLE=1\n" + START)),
+        ("CUDA_LAUNCH_BLOCKING=1", (HEAD, "export CUDA_LAUNCH_BLOCKING=1\n" + START)),
+    ],
+    "no-gpus": [
+        (message("doctor/no_gpus"), (head(without="gpus"), START.replace("train.py", "--backend nccl train.py"))),
+    ],
+}
+RULES_KEPT = {
+    "tasks-per-node": [(HEAD, START), (ONE_TASK, TORCHRUN),
+                       (HEAD, "N=$(nproc)\n" + START.replace("srun", "srun -n $N")),
+                       (ONE_TASK, START.replace("train.py", "--allow-idle-gpus train.py"))],
+    "uneven-tasks": [("#SBATCH -N2 -n8 -c8 --gres=gpu:4\n", START),
+                     ("#SBATCH -n8 -c8 --gpus-per-task=1\n",
+                      START.replace("train.py", "--virtual-local-rank train.py"))],
+    "gpus-per-task": [(head("--gpus-per-task=1", without="gpus"),
+                       START.replace("train.py", "--virtual-local-rank train.py")),
+                      (head("--gpus-per-task=1", without="gpus"), START.replace("srun", "srun --gpu-bind=none"))],
+    "one-core": [(head("--exclusive", without="cpus"), START.replace(" --cpus-per-task=8", "")),
+                 (head("--cpus-per-gpu=8", without="cpus"), START.replace(" --cpus-per-task=8", ""))],
+    "srun-cpus": [(HEAD, "export SRUN_CPUS_PER_TASK=8\nsrun --mpi=pmix python -m mpiddp train.py\n"),
+                  (HEAD, "srun --mpi=pmix --cpu-bind=none python -m mpiddp train.py\n"),
+                  (HEAD, "mpirun python -m mpiddp train.py\n")],
+    "hyper-threads": [(head("--hint=nomultithread", "--threads-per-core=1"),
+                       "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\n" + START)],
+    "memory": [(head("--mem=0"), START), (head("--mem=200G"), START), (head("--mem-per-cpu=4000"), START)],
+    "exclusive": [(head("--ntasks-per-node=8", "--gpus-per-node=8", "--exclusive", without="ntasks|gpus"), START)],
+    "walltime": [(head("--time=24:00:00"), START), (head("--time=30"), START), (head("--time=1-0"), START)],
+    "mpirun-ranks": [(HEAD, "mpirun -n 8 python -m mpiddp train.py\n"),
+                     (HEAD, "mpirun -np $SLURM_NTASKS python -m mpiddp train.py\n")],
+    "container-gpus": [(HEAD, START.replace("python", "apptainer exec --nv image.sif python")),
+                       (HEAD, "export APPTAINER_NV=1\n" + START.replace("python", "apptainer exec image.sif python"))],
+    "visible-devices": [(HEAD, "export CUDA_VISIBLE_DEVICES=3,2,1,0\n" + START)],
+    "step-gpus": [("#flux: -N2 -n8 -g1\n", "flux run -N2 -n8 -c8 -g1 python -m mpiddp train.py\n")],
+    "mpi-interface": [(HEAD, MODULE.format("openmpi/5") + START), (HEAD, MODULE.format("cray-mpich") + START.replace(
+        " --mpi=pmix", "")), (HEAD, MODULE.format("mpich") + START.replace("pmix", "pmi2"))],
+    "several-mpi": [(HEAD, MODULE.format("gcc openmpi") + START)],
+    "nested-launcher": [(ONE_TASK, TORCHRUN),
+                        (HEAD, START.replace("python", "bash -c 'exec python").rstrip() + "'\n")],
+    "no-launcher": [("#SBATCH -N1 --gpus-per-node=4 -c8\n", "torchrun --nproc-per-node=4 train.py\n"),
+                    (HEAD, "python prepare.py\n" + START)],
+    "split-world": [(ONE_TASK, TORCHRUN)],
+    "early-variable": [(HEAD, START.replace("python -m mpiddp train.py",
+                                            "bash -c 'python -m mpiddp train.py --rank $SLURM_PROCID'"))],
+    "unset-variable": [(HEAD, START.replace("=8", "=$SLURM_CPUS_PER_TASK")),
+                       (head("--exclusive", without="cpus"), START.replace("=8", "=${SLURM_CPUS_PER_TASK:-8}"))],
+    "export-none": [(head("--export=NONE"), START.replace("srun", "srun --export=ALL")),
+                    (head("--export=NONE"), "unset SLURM_EXPORT_ENV\n" + START)],
+    "unknown-option": [(HEAD, START.replace("train.py", "--log_dir logs --prefix train.py --log-dri")),
+                       (HEAD, START.replace("train.py", "--stall $STALL --quiet train.py"))],
+    "background-wait": [(HEAD, START.rstrip() + " &\nwait\n")],
+    "mpi-option": [(HEAD, MODULE.format("openmpi") + "mpirun -x A=1 --map-by ppr:4:node python -m mpiddp train.py\n")],
+    "signal-batch": [(head("--signal=USR1@120"), START),
+                     (head("--signal=B:USR1@120"), f"trap 'kill -USR1 $!' USR1\n{START.rstrip()} &\nwait\n"),
+                     (head("--signal=B:USR1@120"), "exec " + START)],
+    "signal-time": [(head("--signal=USR1@120", "--time=10"), START.replace("train.py", "--stop-before 120 train.py"))],
+    "requeue": [(head("--requeue", "--open-mode=append", "--signal=USR1@120"), START + REQUEUE)],
+    "open-mode": [(head("--requeue", "--open-mode=append"), START + REQUEUE)],
+    "errexit": [(head("--requeue", "--open-mode=append"), "set -e\nstatus=0\n" + START.rstrip() + " || " + REQUEUE)],
+    "late-directive": [(HEAD, "##SBATCH --qos=a\ncd a\n##SBATCH --qos=a\n" + START)],
+    "directive-text": [(head("--output=%u-%j.out  # $HOME"), START), (head("##SBATCH --account=$NAME"), START)],
+    "output-overwritten": [(head("--array=1-4", "--output=%A_%a.out"), START), (head("--output=out.txt"), START),
+                           (head("--array=1-4"), START.rstrip() + " > $SLURM_ARRAY_TASK_ID.txt\n")],
+    "missing-file": [(HEAD, "cp $HOME/missing.py .\n" + START.replace("train.py", "missing.py")),
+                     (HEAD, "cd $SCRATCH/run\n" + START.replace("train.py", "missing.py")),
+                     (HEAD, START.replace("train.py", "-m package.missing"))],
+    "log-folder": [(head("--output=here/%j.out"), START), (head("--output=%x-%j.out"), START)],
+    "work-folder": [("#PBS -l select=2:ncpus=64:ngpus=4:mpiprocs=4\n",
+                     "cd $PBS_O_WORKDIR\nmpirun python -m mpiddp train.py\n")],
+    "other-python": [(HEAD, "module load python/3.11\nsource venv/bin/activate\n" + START)],
+    "conda-base": [(HEAD, "source ~/miniforge3/bin/activate torch\n" + START),
+                   (HEAD, "source ~/miniforge3/bin/activate\nconda activate torch\n" + START)],
+    "conda-init": [(HEAD, "source ~/miniforge3/etc/profile.d/conda.sh\nconda activate torch\n" + START),
+                   (HEAD, 'eval "$(conda shell.bash hook)"\nconda activate torch\n' + START)],
+    "local-caches": [(HEAD, "export TRITON_CACHE_DIR=/tmp/triton\n" + START)],
+    "copied-variables": [(ONE_TASK, "export MASTER_ADDR=$(hostname)\n" + TORCHRUN)],
+    "slow-variables": [(HEAD, "export NCCL_IB_DISABLE=0 NCCL_DEBUG=INFO\n" + START)],
+    "no-gpus": [(head(without="gpus"), START)],
+}
+
+
+class Here(Host):
+    """A host on which all files and folders exist, except those with `missing` in their names."""
+
+    def exists(self, path: str) -> bool:
+        return "missing" not in path
+
+    is_folder = exists
+
+
+def findings(parts: tuple[str, str]) -> list[Finding]:
+    """Return what is found in a script of directives and commands."""
+    directives, text = parts
+    return check(script(text, f"#!/bin/bash\n{directives}"), Here("", {"HOME": "/home/me"}))
+
+
+def test_each_rule_has_scripts_that_break_it_and_scripts_that_do_not() -> None:
+    assert set(RULES_BROKEN) == set(RULES_KEPT) == set(RULES)
+
+
+@pytest.mark.parametrize(("name", "text", "parts"), [
+    (name, text, parts) for name, cases in RULES_BROKEN.items() for text, parts in cases])
+def test_a_script_that_breaks_a_rule(name: str, text: str, parts: tuple[str, str]) -> None:
+    """There is this finding, and no other; its line and its words are complete."""
+    (finding,) = findings(parts)
+    assert (finding.rule, finding.message) == (name, text)
+    assert finding.line is not None
+    assert finding.reason
+    assert "None" not in finding.suggestion
+
+
+@pytest.mark.parametrize(("name", "parts"), [(name, parts) for name, cases in RULES_KEPT.items() for parts in cases])
+def test_a_script_that_does_not_break_a_rule(name: str, parts: tuple[str, str]) -> None:
+    assert [finding for finding in findings(parts) if finding.rule == name] == []
+    assert [finding.rule for finding in findings(parts)] == []
