@@ -28,6 +28,7 @@ from mpiddp.discovery.site_schema import (
     read_profile,
 )
 from mpiddp.doctor import site as doctor_site
+from mpiddp.doctor.__main__ import main as run_doctor
 from mpiddp.options.table import find_option_problems
 from mpiddp.planning.environment import explain_env
 from mpiddp.planning.problems import warn_site
@@ -430,13 +431,11 @@ def test_a_cache_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["frontier", "perlmutter", "alps", "lumi", "aurora"])
-def test_the_profiles_of_centres_are_right_and_say_where_they_are_from(
-    name: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_profiles_of_centres_are_right(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     path = ROOT / f"batch/sites/{name}.toml"
     assert "from public documents, not run there" in " ".join(path.read_text().splitlines()[0:2]).replace("# ", "")
     assert "Source" in path.read_text()
-    assert doctor_site.main(str(path)) == 0
+    assert run_doctor(["--site", str(path)]) == 0
     out, err = capfd.readouterr()
     (fields,) = find("site/profile_is_right", out.splitlines()[0])
     assert fields["file"] == str(path)
