@@ -21,8 +21,8 @@ from .base.config import (
 from .base.errors import EXIT_USAGE
 from .base.stderr import print_answer, warn, write_line
 from .base.version import __version__
-from .discovery.site_profile import expand_folder, load_site
 from .options.help import FOREIGN_OPTION_HINTS, Parser
+from .options.site import read_site_defaults
 from .options.table import (
     CONFIG_FIELDS,
     FLAGS,
@@ -30,7 +30,6 @@ from .options.table import (
     find_unknown_variables,
     read_default,
     read_flag,
-    read_site_options,
     split_command,
     variable_name,
 )
@@ -163,15 +162,6 @@ def parse_options(ours: Sequence[str], environ: Mapping[str, str]) -> tuple[Pars
         if variable_name(name) in defaults.keys() - environ.keys()
         and not any(word.partition("=")[0] == f"--{name}" for word in ours))
     return parser, options
-
-
-def read_site_defaults(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the site profile's defaults of options as ``MPIDDP_…`` variables."""
-    profile = load_site(environ).profile
-    if profile is None:
-        return {}
-    log_dir = expand_folder(profile.log_folder, environ)
-    return ({variable_name("log-dir"): log_dir} if log_dir else {}) | read_site_options(profile.options)
 
 
 def make_config(options: argparse.Namespace, script: Script | None, environ: Mapping[str, str]) -> LaunchConfig:

@@ -29,7 +29,7 @@ from mpiddp.discovery.site_schema import (
 )
 from mpiddp.doctor import site as doctor_site
 from mpiddp.doctor.__main__ import main as run_doctor
-from mpiddp.options.table import find_option_problems
+from mpiddp.options.site import find_option_problems
 from mpiddp.planning.environment import explain_env
 from mpiddp.planning.problems import warn_site
 from mpiddp.planning.site import (
@@ -187,6 +187,9 @@ WRONG = [
            ("MASTER_PORT", "mpiddp sets it for each rank"))),
     (HEAD + VARIABLE + "minimum_nodes = 5\nmaximum_nodes = 4\n",
      [message("site/impossible_bounds", place=FIRST, least=5, most=4)]),
+    (HEAD + "[folders]\nlog = 'logs'\n[caches]\nA = '~/x'\n", [
+        message("site/relative_folder", place="[caches]", item="A", folder="~/x"),
+        message("site/relative_folder", place="[folders]", item="log", folder="logs")]),
     (HEAD + "[[check]]\nreason = 'r'\n",
      [message("site/wrong_check", place="[[check]] 1 (r)", kinds="nothing to check")]),
     (HEAD + "[[check]]\nreason = 'r'\npath = '/a'\nunset = 'B'\n",

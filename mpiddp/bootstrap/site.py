@@ -11,7 +11,7 @@ from ..base.files import find_risk, format_os_error, walk_path
 from ..discovery.gpus import find_gpu_kind
 from ..discovery.launchers import count_nodes
 from ..discovery.site_profile import load_site
-from ..options.table import find_option_problems
+from ..options.site import find_option_problems
 from .prepare import set_env
 
 if TYPE_CHECKING:

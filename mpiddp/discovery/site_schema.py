@@ -187,6 +187,10 @@ class ProfileReader:
         caches, options = (self._read_map(content, name) for name in ("caches", "options"))
         for name in caches:
             self._check_name(f"[caches] {name}", name)
+        for place, name, folder in (*(("[caches]", *item) for item in caches.items()),
+                                    *(("[folders]", *item) for item in folders.items())):
+            if not folder.startswith(("/", "$")):
+                self._problems.append(f"{place}: {name} is {folder!r}; needed: an absolute path")
         variables = [self._read_variable(place, entry) for place, entry in self._list_entries(content, "variable")]
         checks = [self._read_check(place, entry) for place, entry in self._list_entries(content, "check")]
         if self._problems:

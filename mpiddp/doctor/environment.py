@@ -30,7 +30,7 @@ from ..discovery.launchers import SRUN, LaunchFacts
 from ..discovery.mpi import Library
 from ..discovery.schedulers import list_srun_mpi_types
 from ..discovery.site_profile import load_site
-from ..options.table import find_option_problems
+from ..options.site import find_option_problems
 from ..planning.compatibility import check_compatibility, list_fitting_options
 from ..planning.problems import FEW_OPEN_FILES, SMALL_SHM_BYTES
 from ..planning.site import (

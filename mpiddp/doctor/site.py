@@ -10,7 +10,7 @@ from ..base.errors import EXIT_USAGE
 from ..base.stderr import print_answer, write_line
 from ..base.text import format_columns
 from ..discovery.site_schema import NO_GPU, ProfileError, SiteCheck, SiteProfile, read_profile
-from ..options.table import find_option_problems
+from ..options.site import find_option_problems
 from ..planning.site import JobConditions, SiteSetting, choose_settings, is_met, predict_backend
 from .environment import user
 

@@ -204,8 +204,6 @@ FLAGS = {
     "gpu-aware-mpi": "with Cray MPICH, keep MPICH_GPU_SUPPORT_ENABLED: the script passes GPU buffers to MPI itself",
     "virtual-local-rank": "show each rank only its own GPU and set LOCAL_RANK=0, like torchrun's option",
 }
-# A site profile cannot set them: they start no job, or jobs would write the same file.
-ONE_JOB_OPTIONS = ("dry-run", "error-file", "explain", "facts", "map", "nodes", "ranks-per-node", "trace")
 # The field of LaunchConfig that an option fills, if its name is another one.
 CONFIG_FIELDS = {
     "startup-timeout": "startup_timeout_s", "exit-timeout": "exit_timeout_s", "abort-grace": "abort_grace_s",
@@ -273,34 +271,6 @@ def read_flag(flag: str, environ: Mapping[str, str]) -> bool:
     if text not in (*TRUE, *FALSE):
         raise argparse.ArgumentTypeError(f"{name} must be one of {', '.join((*TRUE, *FALSE[1:]))}, got {text!r}")
     return text in TRUE
-
-
-def read_site_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of a site profile as variables, without those that are wrong."""
-    return {variable_name(name): text for name, text in options.items() if not find_option_problem(name, text)}
-
-
-def find_option_problems(options: Mapping[str, str]) -> list[str]:
-    """Return what is wrong with options of a site profile, a line for each that is wrong."""
-    problems = {name: find_option_problem(name, text) for name, text in options.items()}
-    return [f"[options] {name} is not used: {problem}" for name, problem in problems.items() if problem]
-
-
-def find_option_problem(name: str, text: str) -> str:
-    """Return what is wrong with an option of a site profile, empty if nothing is."""
-    from difflib import get_close_matches
-
-    variable = variable_name(name)
-    if name not in OPTIONS and name not in FLAGS:
-        matches = get_close_matches(name, [*OPTIONS, *FLAGS], 1, 0.6)
-        return f"there is no such option{f' (did you mean {matches[0]}?)' if matches else ''}"
-    if name in ONE_JOB_OPTIONS:
-        return "it is for a single job"
-    try:
-        read_flag(name, {variable: text}) if name in FLAGS else read_default(name, {variable: text})
-    except argparse.ArgumentTypeError as error:
-        return str(error).removeprefix(f"{variable} ")
-    return ""
 
 
 def options_to_variables(text: str) -> str:
