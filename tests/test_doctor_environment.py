@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import sys
 from collections.abc import Mapping
@@ -218,8 +219,10 @@ def test_the_site_profile_on_this_host(tmp_path: Path) -> None:
 def test_findings_are_lines_and_records() -> None:
     findings = [Finding("torch-build", Severity.ERROR, None, "it does not fit", "it is slow", "install another"),
                 Finding("core", Severity.NOTE, None, "it is so")]
-    assert format_lines(findings).splitlines() == ["error  torch-build  it does not fit: it is slow; install another",
-                                                   "note   core         it is so"]
+    lines = ["error  torch-build  it does not fit: it is slow; install another", "note   core         it is so"]
+    assert format_lines(findings, has_colours=False).splitlines() == lines
+    coloured = format_lines(findings, has_colours=True)
+    assert coloured != "\n".join(lines) == re.sub(r"\033\[[\d;]*m", "", coloured)
     assert json.loads(format_json(findings))[1] == {
         "rule": "core", "severity": "note", "line": None, "message": "it is so", "reason": "", "suggestion": ""}
 

@@ -43,7 +43,7 @@ from ..planning.site import (
 from ..staging.manifest import Mount, mount_of, mounts
 from ..supervise.command import LauncherCommand, find_launcher
 from ..where.registry import registry_folder
-from .finding import Finding, Severity
+from .finding import Finding, Severity, format_severity
 
 COMMAND_TIMEOUT_S = 20.0  # for loading the MPI library, which may be on a slow file system
 LAUNCHER_PROGRAMS = ("srun", "flux", "jsrun", "ibrun", "aprun", "mpirun_rsh")  # besides mpirun and mpiexec
@@ -108,7 +108,8 @@ HUGGING_FACE = Cache("Hugging Face", (("HF_HOME", ""), ("XDG_CACHE_HOME", "huggi
 def main(as_json: bool = False) -> int:
     """Print what is so on this host; return 1 if something is to be looked at, else 0."""
     findings = inspect_host(os.environ)
-    status = print_answer(format_json(findings) if as_json else format_lines(findings))
+    has_colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    status = print_answer(format_json(findings) if as_json else format_lines(findings, has_colours))
     return status or int(any(finding.severity > Severity.NOTE for finding in findings))
 
 
@@ -118,14 +119,16 @@ def format_json(findings: Sequence[Finding]) -> str:
                       indent=2)
 
 
-def format_lines(findings: Sequence[Finding]) -> str:
+def format_lines(findings: Sequence[Finding], has_colours: bool) -> str:
     """Return a line for each finding."""
     lines = []
     for finding in findings:
         text = ": ".join(filter(None, (finding.message, finding.reason)))
         lines.append((finding.severity.name.lower(), finding.rule,
                       f"{text}; {finding.suggestion}" if finding.suggestion else text))
-    return "\n".join(line[2:] for line in format_columns(lines))
+    return "\n".join(
+        line[2:].replace(finding.severity.name.lower(), format_severity(finding.severity, has_colours), 1)
+        for line, finding in zip(format_columns(lines), findings, strict=True))
 
 
 def inspect_host(environ: Mapping[str, str]) -> list[Finding]:

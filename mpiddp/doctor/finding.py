@@ -14,6 +14,10 @@ class Severity(enum.IntEnum):
     ERROR = 3
 
 
+COLOURS = {Severity.ERROR: "\033[1;31m", Severity.WARNING: "\033[1;33m", Severity.NOTE: "\033[1m"}
+PLAIN = "\033[0m"
+
+
 @dataclass(frozen=True)
 class Finding:
     """A problem with the name of its rule; `line` is None without a job script, `suggestion` empty if there is none."""
@@ -24,3 +28,9 @@ class Finding:
     message: str
     reason: str = ""
     suggestion: str = ""
+
+
+def format_severity(severity: Severity, has_colours: bool) -> str:
+    """Return a severity's name, in its colour if the terminal has colours."""
+    name = severity.name.lower()
+    return f"{COLOURS[severity]}{name}{PLAIN}" if has_colours else name
