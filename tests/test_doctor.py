@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mpiddp.doctor.batch_script import (
     BatchScript,
@@ -18,9 +21,11 @@ from mpiddp.doctor.batch_script import (
     read_from_text,
 )
 from mpiddp.doctor.directives import parse_flux_time, parse_slurm_time
+from mpiddp.doctor.report import as_json, format_findings
 from mpiddp.doctor.rules import RULES, Finding, Host, check
+from tests import support
 from tests.messages import message
-from tests.support import ROOT
+from tests.support import ROOT, Mpi, alone
 
 HEAD = """\
 #!/bin/bash
@@ -595,3 +600,87 @@ def test_a_script_that_breaks_a_rule(name: str, text: str, parts: tuple[str, str
 def test_a_script_that_does_not_break_a_rule(name: str, parts: tuple[str, str]) -> None:
     assert [finding for finding in findings(parts) if finding.rule == name] == []
     assert [finding.rule for finding in findings(parts)] == []
+
+
+def test_the_document_has_the_table_of_rules() -> None:
+    text = (ROOT / "mpiddp/doctor/README.md").read_text()
+    assert re.findall(r"^\| `([\w-]+)` \| (.*) \|$", text, re.MULTILINE) == [
+        (rule.name, rule.summary) for rule in RULES.values()]
+
+
+def test_findings_as_text_and_as_json() -> None:
+    read_script = script("bash -c \"echo 'a\"\nsrun python -m mpiddp --log-dri x train.py\n")
+    found = check(read_script, Here())
+    text = format_findings(read_script, found, 80, has_colours=True)
+    wrong = message("doctor/unknown_option", option="--log-dri", hint="--log-dir")
+    line = "    srun python -m mpiddp --log-dri x train.py"
+    assert f"job.sh:7: \033[1;31merror\033[0m: {wrong} [unknown-option]\n{line}\n" in text
+    assert "\n  write  --log-dir\n" in text
+    assert text.splitlines()[-1] == "job.sh: " + message("doctor/summary", findings="1 error, 2 warnings", line=7)
+    assert "\033" not in format_findings(read_script, found, 80, has_colours=False)
+    answer = json.loads(as_json(read_script, found))
+    assert [(finding["rule"], finding["severity"], finding["line"]) for finding in answer["findings"]] == [
+        (finding.rule, finding.severity.name.lower(), finding.line) for finding in found]
+
+
+@pytest.mark.process
+def test_the_command(quick: Mpi, tmp_path: Path) -> None:
+    """Both commands do the same; the status tells what was found."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "good.sh").write_text(HEAD + START)
+    (tmp_path / "bad.sh").write_text(HEAD + START.replace(" --cpus-per-task=8", ""))
+    for command in (("-m", "mpiddp.doctor"), ("-m", "mpiddp", "doctor")):
+        good = support.check(alone(quick, *command, "good.sh", cwd=tmp_path))
+        assert good.stdout == "good.sh: " + message("doctor/nothing_found", line=6) + "\n"
+        bad = support.check(alone(quick, *command, "--json", "bad.sh", cwd=tmp_path), 1)
+        assert [finding["rule"] for finding in json.loads(bad.stdout)["findings"]] == ["srun-cpus"]
+        for arguments, text in ((("none.sh",), "mpiddp.doctor: none.sh " + message(
+                "doctor/unreadable", reason="No such file or directory")), ((), "mpiddp.doctor: ")):
+            wrong = support.check(alone(quick, *command, *arguments, cwd=tmp_path), 2)
+            assert wrong.stderr.startswith(text)
+            assert wrong.stderr.count("\n") == 1
+            assert wrong.stdout == ""
+
+
+@pytest.mark.process
+def test_neither_mpi_nor_torch_are_imported(quick: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(HEAD + START)
+    code = ("import sys; from mpiddp.doctor.__main__ import main; main(['job.sh'])\n"
+            "print(sorted({'mpi4py', 'torch', 'numpy', 'psutil'} & set(sys.modules)))")
+    assert support.check(alone(quick, "-c", code, cwd=tmp_path)).stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.process
+def test_without_the_parser(quick: Mpi, tmp_path: Path) -> None:
+    code = ("import sys; sys.modules['tree_sitter'] = None\n"
+            "from mpiddp.doctor.__main__ import main; sys.exit(main(['a']))")
+    done = support.check(alone(quick, "-c", code, cwd=tmp_path), 2)
+    assert done.stderr == message("doctor/needs_parser") + "\n"
+
+
+@pytest.mark.mpi
+def test_a_script_that_is_called_doctor_is_run(quick: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "doctor").write_text("print('at your service')\n")
+    assert "at your service" in support.check(alone(quick, "-m", "mpiddp", "doctor", cwd=tmp_path)).stdout
+
+
+ODD_WORDS = (
+    "srun ", "mpirun -n 4 ", "python -m mpiddp ", "a.py", "\n", "\n", " ", "$A", "${A:-b}", "${A[@]}", "A=1\n", "(",
+    ")", "{ ", "}", "'", '"', "`", "$(", "<<EOF\n", "EOF\n", "if [ $A = 1 ]; then ", "fi\n", "for i in 1 2; do ",
+    "done\n", "f() { ", "f\n", "eval ", "&", "|", ";", "#SBATCH -n 4\n", "#SBATCH -N\n", "\\", "torchrun ", "-", "--", "=",
+    "$((", "))", "case $A in a) ", "esac\n", "bash -c ", "$1", "[[ -n $B ]] && ", "cd ", "\u20ac", "--n=", "module load ",
+    "conda activate ", "source ", "trap ", "export ", "> ")
+
+
+@pytest.mark.thorough("each rule's scripts, and those that cannot be read")
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_no_script_is_too_odd(data: st.DataObject) -> None:
+    """A script that was cut and stirred is read, or refused in one line."""
+    text = "".join(data.draw(st.lists(st.sampled_from(ODD_WORDS), max_size=40)))
+    try:
+        read_script = read_from_text("job.sh", HEAD + text)
+    except NotABatchScript as error:
+        assert "\n" not in str(error)
+    else:
+        format_findings(read_script, check(read_script, Here()), 80, has_colours=False)

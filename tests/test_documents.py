@@ -111,6 +111,8 @@ RUN_BY = {
         "tests/test_readme.py::test_the_first_command_trains", 'mpiexec -n 2 mpiddp')),
     "python -m tests.left_out": (
         "tests/test_thorough.py::test_the_table_says_what_runs_in_the_place_of_what_is_left_out", "tests.left_out"),
+    **dict.fromkeys(("python -m mpiddp.doctor", "python -m mpiddp.doctor job.sh", "mpiddp doctor job.sh"), (
+        "tests/test_doctor.py::test_the_command", '"mpiddp", "doctor"')),
     "python -m tests.pictures trace.json": ("tests/test_readme.py::test_the_pictures_are_drawn", "pictures.trace_svg"),
 }
 # What sets up and runs the tests: a script of ours that has these words.
@@ -123,6 +125,7 @@ SET_UP = {
     "pip install matplotlib": ("tests/constraints.txt", "matplotlib=="),
     "pip install py-spy": ("tests/constraints.txt", "py-spy=="),
     "pip install zstandard": ("tests/constraints.txt", "zstandard=="),
+    "pip install '.[doctor]'": ("tests/constraints.txt", "tree-sitter-bash=="),
 }
 # Names of what others start, which mpiddp takes the place of; the one line of our own syntax; a launcher of one centre;
 # Flux's commands.

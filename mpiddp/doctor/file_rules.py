@@ -104,11 +104,10 @@ def check_missing_file(context: Context) -> Iterator[Problem]:
         image = find_image(step)
         if image and not is_here(context, launch.folder, image):
             yield Problem(Severity.ERROR, launch.line, f"no such image: {image}", "the container cannot be started")
-        path = launch.script
         if launch.program is Program.MPIDDP and find_option_error(launch):
-            continue
-        if path and not launch.container and not is_here(context, launch.folder, path):
-            yield Problem(Severity.ERROR, launch.line, f"no such file: {path}",
+            continue  # the script may be the value of that option
+        if launch.script and not launch.container and not is_here(context, launch.folder, launch.script):
+            yield Problem(Severity.ERROR, launch.line, f"no such file: {launch.script}",
                           f"looked for in {os.path.join(base, launch.folder or '') or 'the current folder'}")
         config = find_option(launch.options, "config-file")
         if config and "$" not in config and not launch.container and not is_here(context, launch.folder, config):
