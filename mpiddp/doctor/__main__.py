@@ -27,11 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except argparse.ArgumentTypeError as error:
         write_line(str(error))
         return EXIT_USAGE
-    if options.site:
+    if options.site is not None:
         from . import site
 
         return site.main(options.site)
-    if not options.script:
+    if options.script is None:
         from . import environment
 
         return environment.main(options.json)
@@ -60,7 +60,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's options; raise argparse.ArgumentTypeError with the line for the user."""
     parser = Parser(prog="mpiddp.doctor", usage="python -m mpiddp.doctor [options] [job.sh]",
                     description=DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("script", nargs="?", default="", metavar="job.sh", help="the job script; files are looked for "
+    parser.add_argument("script", nargs="?", metavar="job.sh", help="the job script; files are looked for "
                         "from the current folder, from which you submit it. Without one, this host is looked at")
     parser.add_argument("--site", metavar="FILE", help="check a site profile, and show what it does on three example "
                         "nodes")
