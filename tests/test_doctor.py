@@ -58,6 +58,7 @@ def launch(text: str, head: str = HEAD) -> Launch:
     (b"#!/bin/tcsh\n#SBATCH -N 2\n", message("doctor/other_shell", shell="tcsh")),
     (b"dear diary,\n", message("doctor/no_job_script")),
     (b"#!/bin/bash\nexport A=1\nls -l\n", message("doctor/no_job_script")),
+    (b"#!/bin/bash\n#SBATCH -N 2\n" + b"(" * 3000 + b"a" + b")" * 3000 + b"\n", message("doctor/too_deep")),
     (b'#!/bin/bash\n#SBATCH -N 2\necho "a\nsrun python -m mpiddp a.py\n',
      message("doctor/open_quote", line=3, quote='"')),
     (b"#!/bin/bash\n#SBATCH -N 2\necho it's\nsrun python -m mpiddp a.py\n",
@@ -103,6 +104,7 @@ def test_the_directives_of_slurm() -> None:
     ("#SBATCH --nodes=2 --gpus-per-node=a100:4", Request(2, 2, 1, gpus_per_node=4)),
     ("#SBATCH --gpus=4", Request(1, 1, 1, gpus_per_node=4)),
     ("#SBATCH -n8", Request(None, 8, None)),
+    ("#SBATCH -N1 -n1 --ntasks-per-node=2", Request(1, 1, 1)),
     ("#SBATCH -N2 --ntasks-per-gpu=1 -G8", Request(2, 8, 4, gpus_per_node=4)),
     ("#SBATCH -N2-4 --ntasks-per-node=4", Request(None, None, 4, unreadable=frozenset({"nodes"}))),
     ("#PBS -l select=2:ncpus=64:ngpus=4:mpiprocs=4 -l walltime=01:00:00", Request(2, 8, 4, 16, 4, None, 3600)),
@@ -164,6 +166,16 @@ def test_a_variable_that_depends_on_the_job_is_unknown() -> None:
                    "srun -n $N -c $M -N $K python -m mpiddp a.py")
     assert found.launches[0].launcher_options == {"ntasks": "$N", "cpus-per-task": "$M", "nodes": "$K"}
     assert found.variables == {}
+
+
+def test_assignments_before_a_keyword() -> None:
+    """The parser alone takes `while` for the command that these assignments are for."""
+    text = ('if [ -n "$M" ]; then module purge; module load $M || exit 1; fi\nA=$! B=8\n'
+            "while [ $C = yes ]; do wait $A; done\nC=1 D=4\nsrun -n $B -c $D python -m mpiddp a.py\n")
+    found = script(text)
+    assert [command.words[0] for command in found.commands if command.in_loop] == ["wait"]
+    assert found.launches[0].launcher_options == {"ntasks": "8", "cpus-per-task": "4"}
+    assert found.launches[0].line == 10
 
 
 def test_a_branch_that_is_not_taken_is_not_read() -> None:
@@ -231,6 +243,16 @@ def test_a_launcher_within_a_launcher() -> None:
     assert (found.launcher, found.inner, found.program) == ("srun", "mpirun", Program.MPIDDP)
 
 
+def test_what_is_not_followed_is_said() -> None:
+    text = ("source settings.sh\nsource venv/bin/activate\n. /etc/profile\n$TOOL --run\nsbatch next.sh\n"
+            "srun $OPTIONS python -m mpiddp a.py\nsrun ./task.sh\n")
+    assert [(note.line, note.text) for note in script(text).not_followed] == [
+        (6, message("doctor/sourced_file", file="settings.sh")),
+        (9, message("doctor/unknown_command", command="$TOOL")),
+        (10, message("doctor/submitted_job")), (11, message("doctor/unknown_options", words="$OPTIONS")),
+        (12, message("doctor/started_script", file="./task.sh"))]
+
+
 def test_a_shell_script_that_is_started_is_read(tmp_path: Path) -> None:
     (tmp_path / "task.sh").write_text("conda activate e\ntorchrun --nproc_per_node=$N --node_rank $SLURM_NODEID $1\n")
     (job := tmp_path / "job.sh").write_text(HEAD + "export N=4\nsrun bash task.sh train.py\nsrun ./none.sh\n")
@@ -245,7 +267,9 @@ def test_our_own_scripts_are_read_and_give_no_finding() -> None:
     for file in sorted((ROOT / "batch").glob("*.sh")):
         found = read(str(file))
         assert [training.script for training in found.trainings] == ["train.py"] * (1 + (file.name == "enroot.sh"))
-        assert found.not_followed == ()
+        assert [note.text for note in found.not_followed] == [
+            message("doctor/unknown_command", command='$(python - "$CONFIG" <<\'END\' …')] * (
+                file.name == "accelerate.sh")
         assert not any(training.has_unknown_options for training in found.trainings)
         assert check(found, AllHere()) == []
 
@@ -280,6 +304,8 @@ RULES_BROKEN = {
         (message("doctor/tasks_per_node", processes="2 processes", gpus="4 GPUs"),
          (ONE_TASK, TORCHRUN.replace("node=4", "node=2"))),
         (message("doctor/tasks_per_node", processes="1 process", gpus="4 GPUs"),
+         (head("--ntasks=1", "--nodes=1", without="nodes"), "srun -c 8 python train.py --devices 4\n")),
+        (message("doctor/tasks_per_node", processes="1 process", gpus="4 GPUs"),
          ("#PBS -l select=2:ncpus=64:ngpus=4\n", "cd $PBS_O_WORKDIR\nmpirun python -m mpiddp train.py\n")),
     ],
     "uneven-tasks": [
@@ -295,6 +321,7 @@ RULES_BROKEN = {
     "one-core": [
         (message("doctor/one_core"), (head(without="cpus"), START.replace(" --cpus-per-task=8", ""))),
         (message("doctor/one_core_flux"), ("#flux: -N2\n", "flux run -N2 -n8 -g1 python -m mpiddp train.py\n")),
+        (message("doctor/one_core_jsrun"), ("#BSUB -nnodes 2\n", "jsrun -n 12 -r 6 -a 1 -g 1 python -m mpiddp a.py\n")),
         (message("doctor/one_core_pbs"), ("#PBS -l select=2:ngpus=4:mpiprocs=4\n",
                                           "cd $PBS_O_WORKDIR; mpirun python -m mpiddp train.py\n")),
     ],
@@ -350,6 +377,8 @@ RULES_BROKEN = {
          (HEAD, MODULE.format("gcc/12 mpich") + START)),
         (message("doctor/mpi_interface", interface="pmi2", library="Open MPI", module="openmpi/5.0.3"),
          (HEAD, MODULE.format("cuda openmpi/5.0.3") + START.replace("pmix", "pmi2"))),
+        (message("doctor/mpi_interface", interface="pmix", library="Cray MPICH", module="cray-mpich/8.1"),
+         (HEAD, MODULE.format("PrgEnv-gnu cray-mpich/8.1") + START)),
         (message("doctor/pmi_library"), (HEAD, MODULE.format("impi") + START.replace("pmix", "pmi2"))),
     ],
     "several-mpi": [
@@ -363,6 +392,7 @@ RULES_BROKEN = {
         (message("doctor/starts_mpiddp", program="torchrun"),
          (ONE_TASK, TORCHRUN.replace("train.py", "-m mpiddp train.py"))),
         (message("doctor/several_torchruns", tasks=4, program="torchrun", processes="4 processes"), (HEAD, TORCHRUN)),
+        ("4 times torchrun, each with 4 processes", ("#SBATCH -n4 --gpus=4 -c8\n", TORCHRUN.replace("=2", "=1"))),
     ],
     "no-launcher": [
         (message("doctor/no_launcher", many="8 tasks"), (HEAD, "python -m mpiddp train.py\n")),
@@ -394,6 +424,8 @@ RULES_BROKEN = {
     "unknown-option": [
         (message("doctor/unknown_option", option="--log-dri", hint="--log-dir"),
          (HEAD, START.replace("train.py", "--log-dri logs train.py"))),
+        (message("doctor/foreign_option", option="--nproc-per-node"),
+         (HEAD, START.replace("train.py", "--nproc-per-node 4 train.py"))),
         (message("doctor/unknown_variable", variable="MPIDDP_LOG_DRI", hint="MPIDDP_LOG_DIR"),
          (HEAD, "export MPIDDP_LOG_DRI=logs\n" + START)),
     ],
@@ -412,6 +444,8 @@ RULES_BROKEN = {
         (message("doctor/batch_without_trap", signal="USR1"), (head("--signal=B:SIGUSR1@120"), START)),
         (message("doctor/trap_waits", signal="USR1"),
          (head("--signal=B:USR1@120"), "trap 'touch stop' SIGUSR1\n" + START)),
+        (message("doctor/one_wait", signal="USR1"),
+         (head("--signal=B:USR1@120"), f"trap 'kill -USR1 $!' USR1\n{START.rstrip()} &\nwait\n")),
     ],
     "signal-time": [
         (message("doctor/signal_at_once", seconds=600, walltime=600), (head("--signal=USR1@600", "--time=10"), START)),
@@ -445,6 +479,7 @@ RULES_BROKEN = {
          (head("--array=1-4", "--output=out.txt"), START)),
         (message("doctor/redirection_in_array", file="out.txt"),
          (head("--array=1-4"), START.rstrip() + " > out.txt\n")),
+        (message("doctor/same_output", option="--output=out.txt"), (head("--output=out.txt"), START)),
     ],
     "missing-file": [
         (message("doctor/missing_file", path="missing.py"), (HEAD, START.replace("train.py", "missing.py"))),
@@ -455,6 +490,8 @@ RULES_BROKEN = {
     ],
     "log-folder": [
         (message("doctor/missing_folder", path="missing"), (head("--output=missing/%j.out"), START)),
+        (message("doctor/missing_folder", path="missing"),
+         (HEAD, START.replace("srun", "srun --output=missing/%t.out"))),
         (message("doctor/node_folder", path="--output=/tmp/%j.out"), (head("--output=/tmp/%j.out"), START)),
         (message("doctor/log_dir", path="/dev/shm/logs"),
          (HEAD, START.replace("train.py", "--log-dir /dev/shm/logs train.py"))),
@@ -478,6 +515,8 @@ RULES_BROKEN = {
         (message("doctor/conda_init"), (HEAD, "conda activate torch\n" + START)),
     ],
     "local-caches": [
+        (message("doctor/shared_cache", value="MIOPEN_USER_DB_PATH=$HOME/.miopen"),
+         (HEAD, 'export MIOPEN_USER_DB_PATH="$HOME/.miopen"\n' + START)),
         (message("doctor/shared_cache", value="TRITON_CACHE_DIR=/home/me/triton"),
          (HEAD, "export TRITON_CACHE_DIR=/home/me/triton\n" + START)),
     ],
@@ -496,7 +535,8 @@ RULES_BROKEN = {
 RULES_KEPT = {
     "tasks-per-node": [(HEAD, START), (ONE_TASK, TORCHRUN),
                        (HEAD, "N=$(nproc)\n" + START.replace("srun", "srun -n $N")),
-                       (ONE_TASK, START.replace("train.py", "--allow-idle-gpus train.py"))],
+                       (ONE_TASK, START.replace("train.py", "--allow-idle-gpus train.py")),
+                       (ONE_TASK, "srun -c 8 python train.py --multiprocessing-distributed\n")],
     "uneven-tasks": [("#SBATCH -N2 -n8 -c8 --gres=gpu:4\n", START),
                      ("#SBATCH -n8 -c8 --gpus-per-task=1\n",
                       START.replace("train.py", "--virtual-local-rank train.py"))],
@@ -507,6 +547,7 @@ RULES_KEPT = {
                  (head("--cpus-per-gpu=8", without="cpus"), START.replace(" --cpus-per-task=8", ""))],
     "srun-cpus": [(HEAD, "export SRUN_CPUS_PER_TASK=8\nsrun --mpi=pmix python -m mpiddp train.py\n"),
                   (HEAD, "srun --mpi=pmix --cpu-bind=none python -m mpiddp train.py\n"),
+                  (HEAD, "srun --mpi=pmix --cpu-bind=v,mask_cpu=0xfe,0xfe00 python -m mpiddp train.py\n"),
                   (HEAD, "mpirun python -m mpiddp train.py\n")],
     "hyper-threads": [(head("--hint=nomultithread", "--threads-per-core=1"),
                        "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\n" + START)],
@@ -516,6 +557,7 @@ RULES_KEPT = {
     "mpirun-ranks": [(HEAD, "mpirun -n 8 python -m mpiddp train.py\n"),
                      (HEAD, "mpirun -np $SLURM_NTASKS python -m mpiddp train.py\n")],
     "container-gpus": [(HEAD, START.replace("python", "apptainer exec --nv image.sif python")),
+                       (HEAD, "module load site-singularity\n" + START.replace("python", "singularity run $I python")),
                        (HEAD, "export APPTAINER_NV=1\n" + START.replace("python", "apptainer exec image.sif python"))],
     "visible-devices": [(HEAD, "export CUDA_VISIBLE_DEVICES=3,2,1,0\n" + START)],
     "step-gpus": [("#flux: -N2 -n8 -g1\n", "flux run -N2 -n8 -c8 -g1 python -m mpiddp train.py\n")],
@@ -538,7 +580,7 @@ RULES_KEPT = {
     "background-wait": [(HEAD, START.rstrip() + " &\nwait\n")],
     "mpi-option": [(HEAD, MODULE.format("openmpi") + "mpirun -x A=1 --map-by ppr:4:node python -m mpiddp train.py\n")],
     "signal-batch": [(head("--signal=USR1@120"), START),
-                     (head("--signal=B:USR1@120"), f"trap 'kill -USR1 $!' USR1\n{START.rstrip()} &\nwait\n"),
+                     (head("--signal=B:USR1@120"), f"trap 'kill -USR1 $!' USR1\n{START.rstrip()} &\nwait; wait\n"),
                      (head("--signal=B:USR1@120"), "exec " + START)],
     "signal-time": [(head("--signal=USR1@120", "--time=10"), START.replace("train.py", "--stop-before 120 train.py"))],
     "requeue": [(head("--requeue", "--open-mode=append", "--signal=USR1@120"), START + REQUEUE)],
@@ -546,7 +588,8 @@ RULES_KEPT = {
     "errexit": [(head("--requeue", "--open-mode=append"), "set -e\nstatus=0\n" + START.rstrip() + " || " + REQUEUE)],
     "late-directive": [(HEAD, "##SBATCH --qos=a\ncd a\n##SBATCH --qos=a\n" + START)],
     "directive-text": [(head("--output=%u-%j.out  # $HOME"), START), (head("##SBATCH --account=$NAME"), START)],
-    "output-overwritten": [(head("--array=1-4", "--output=%A_%a.out"), START), (head("--output=out.txt"), START),
+    "output-overwritten": [(head("--array=1-4", "--output=%A_%a.out"), START),
+                           (head("--output=out.txt", "--open-mode=append"), START),
                            (head("--array=1-4"), START.rstrip() + " > $SLURM_ARRAY_TASK_ID.txt\n")],
     "missing-file": [(HEAD, "cp $HOME/missing.py .\n" + START.replace("train.py", "missing.py")),
                      (HEAD, "cd $SCRATCH/run\n" + START.replace("train.py", "missing.py")),
@@ -667,9 +710,9 @@ def test_a_script_that_is_called_doctor_is_run(quick: Mpi, tmp_path: Path) -> No
 ODD_WORDS = (
     "srun ", "mpirun -n 4 ", "python -m mpiddp ", "a.py", "\n", "\n", " ", "$A", "${A:-b}", "${A[@]}", "A=1\n", "(",
     ")", "{ ", "}", "'", '"', "`", "$(", "<<EOF\n", "EOF\n", "if [ $A = 1 ]; then ", "fi\n", "for i in 1 2; do ",
-    "done\n", "f() { ", "f\n", "eval ", "&", "|", ";", "#SBATCH -n 4\n", "#SBATCH -N\n", "\\", "torchrun ", "-", "--", "=",
-    "$((", "))", "case $A in a) ", "esac\n", "bash -c ", "$1", "[[ -n $B ]] && ", "cd ", "\u20ac", "--n=", "module load ",
-    "conda activate ", "source ", "trap ", "export ", "> ")
+    "done\n", "f() { ", "f\n", "eval ", "&", "|", ";", "#SBATCH -n 4\n", "#SBATCH -N\n", "\\", "torchrun ", "-", "--",
+    "=", "$((", "))", "case $A in a) ", "esac\n", "bash -c ", "$1", "[[ -n $B ]] && ", "cd ", "\u20ac", "--n=",
+    "module load ", "conda activate ", "source ", "trap ", "export ", "> ")
 
 
 @pytest.mark.thorough("each rule's scripts, and those that cannot be read")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .directives import Directive, Request, Scheduler, read_directives, read_request
@@ -19,6 +19,9 @@ SCHEDULER_VARIABLES = ("SLURM", "SBATCH_", "PBS_", "LSB_", "LS_", "FLUX_", "PMI"
 JOB_VARIABLES = ("HOSTNAME", "TMPDIR", "PWD", "OLDPWD", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "RANDOM",
                  "CONDA_PREFIX", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_SCRATCH", "JOB_TMPDIR")
 PYTHON_LINE = re.compile(r"(import [\w.]+( as \w+)?|from [\w.]+ import [\w.*, ]+|def \w+\(.*:)\s*$")
+# Files that set up a shell: environments of Python, conda, modules.
+SETUP_FILES = re.compile(r"activate$|(profile|bashrc|bash_profile|conda\.sh|mamba\.sh|/init/\w+|lmod\S*|modules?\.sh|"
+                         r"setvars\.sh)$|conda|^/etc/")
 # Variables that Slurm sets in a batch script only if the option was given (man sbatch, OUTPUT ENVIRONMENT VARIABLES).
 SLURM_VARIABLES = {
     "SLURM_CPUS_PER_TASK": "cpus-per-task", "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
@@ -103,6 +106,8 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
         shell.follow(parse(text.encode(errors="replace").decode()))
     except QuoteError as error:
         raise NotABatchScript(f"line {error.line} has a quote ({error.quote}) that is not closed") from None
+    except RecursionError:
+        raise NotABatchScript("is nested too deeply to be read") from None
     exported = {name: value for name, value in shell.variables.items()
                 if name in shell.exported and isinstance(value, str)}
     reader = Reader({name: value for name, value in exported.items() if shell.show(value) == value},
@@ -111,7 +116,7 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
     if not directives and not launches:
         raise NotABatchScript("is no job script: it has no directives (#SBATCH, #PBS, #BSUB, #flux:) and starts no "
                               "Python")
-    notes = (*shell.notes, *(Note(*note) for note in reader.notes), *note_nested_jobs(shell.commands))
+    notes = (*shell.notes, *(Note(*note) for note in reader.notes), *note_unread(shell.commands, launches))
     return BatchScript(
         path, text, lines, scheduler, directives, options, option_lines, launches,
         {name: text for name, value in shell.variables.items() if name in shell.lines
@@ -161,7 +166,19 @@ def open_script(path: str, name: str) -> str | None:
     return None
 
 
-def note_nested_jobs(commands: list[Command]) -> list[Note]:
-    """Return notes on job scripts that a script submits."""
-    return [Note(command.line, "the job that this line submits is not followed") for command in commands
-            if command.words[0] in ("sbatch", "qsub", "bsub") and not any("$0" in word for word in command.words)]
+def note_unread(commands: Sequence[Command], launches: Sequence[Launch]) -> Iterator[Note]:
+    """Yield notes on what may change the training and is not read: files, jobs, unknown options."""
+    for command in commands:
+        name, target = command.words[0], next(iter(command.words[1:2]), "")
+        if name in ("sbatch", "qsub", "bsub") and not any("$0" in word for word in command.words):
+            yield Note(command.line, "the job that this line submits")
+        elif name in ("source", ".") and not SETUP_FILES.search(target):
+            yield Note(command.line, f"{target}, which may set variables")
+        elif name.is_unknown:
+            first = name.splitlines()[0]
+            yield Note(command.line, f"the command {first}{' …' * (first != name)}")
+    for launch in launches:
+        if launch.has_unknown_options:
+            yield Note(launch.line, f"{', '.join(launch.unknown)}: the options of the launcher are not known")
+        elif launch.program is Program.OTHER and launch.script:
+            yield Note(launch.line, f"what {launch.script} starts")

@@ -218,6 +218,8 @@ def read_slurm_request(options: Mapping[str, str]) -> Request:
     has_tasks = any(name in options for name in ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket"))
     if not has_tasks and "nodes" not in unreadable:
         per_node = 1
+    if tasks is not None and nodes and per_node is not None and tasks < nodes * per_node:
+        per_node = tasks // nodes if tasks % nodes == 0 else None  # --ntasks wins, and --ntasks-per-node is a limit
     gpus = parse_gpus(options.get("gpus"))
     if gpus is not None and gpus_per_node is None and nodes is not None and gpus % nodes == 0:
         gpus_per_node = gpus // nodes

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .batch_script import Command, Program, Scheduler
 from .findings import GPU_OPTIONS, Context, Problem, Severity, Step, find_option, rule
-from .launch_rules import find_option_error
+from .launch_rules import find_option_errors
 
 MAKERS = ("cp", "rsync", "tar", "unzip", "git", "wget", "curl", "sbcast", "ln", "mkdir", "touch", "mv", "cat", "tee",
           "python", "python3", "srun", "conda", "uv", "pip", "apptainer", "singularity", "virtualenv", "hf",
@@ -67,19 +67,26 @@ def check_directive_text(context: Context) -> Iterator[Problem]:
 
 @rule("output-overwritten", "output files that overwrite each other")
 def check_output_overwritten(context: Context) -> Iterator[Problem]:
-    """Look for an array whose jobs write one file."""
+    """Look for an array whose jobs write one file, and for a file that the next job overwrites."""
     options = context.script.options
-    if "array" not in options or context.script.scheduler is not Scheduler.SLURM:
+    if context.script.scheduler is not Scheduler.SLURM or not context.steps:
         return
+    is_array = "array" in options
     for name in ("output", "error"):
         text = options.get(name, "")
-        if text and text != "/dev/null" and not re.search(r"%\d*[ajJ]", text):
-            stem, dot, ending = text.rpartition(".")
-            yield Problem(Severity.WARNING, context.option_line(name), f"--{name}={text} in an array",
-                          "all jobs of the array write the same file, and overwrite each other's lines",
-                          f"#SBATCH --{name}={stem or ending}-%A_%a{dot if stem else ''}{ending if stem else ''}")
+        if not text or text == "/dev/null" or re.search(r"%\d*[ajJ]|\$", text) or (
+                not is_array and options.get("open-mode") == "append"):
+            continue
+        stem, dot, ending = text.rpartition(".") if "." in os.path.basename(text) else (text, "", "")
+        yield Problem(
+            Severity.WARNING if is_array else Severity.NOTE, context.option_line(name),
+            f"--{name}={text} in an array" if is_array else f"--{name}={text} is the same file for each job",
+            "all jobs of the array write the same file, and overwrite each other's lines" if is_array else
+            "the next job overwrites the output of this one",
+            f"#SBATCH --{name}={stem}-{'%A_%a' if is_array else '%j'}{dot}{ending}")
+        break
     for step in context.steps:
-        for output in step.launch.outputs:
+        for output in step.launch.outputs if is_array else ():
             if not output.unknown and output != "/dev/null":
                 yield Problem(Severity.WARNING, step.launch.line, f"> {output} in an array",
                               "all jobs of the array write the same file, and overwrite each other's lines",
@@ -104,7 +111,7 @@ def check_missing_file(context: Context) -> Iterator[Problem]:
         image = find_image(step)
         if image and not is_here(context, launch.folder, image):
             yield Problem(Severity.ERROR, launch.line, f"no such image: {image}", "the container cannot be started")
-        if launch.program is Program.MPIDDP and find_option_error(launch):
+        if launch.program is Program.MPIDDP and find_option_errors(launch):
             continue  # the script may be the value of that option
         if launch.script and not launch.container and not is_here(context, launch.folder, launch.script):
             yield Problem(Severity.ERROR, launch.line, f"no such file: {launch.script}",
@@ -174,6 +181,10 @@ def check_log_folder(context: Context) -> Iterator[Problem]:
                           f"mkdir -p {folder}     # before you submit the job")
             break
     for step in context.steps:
+        own = os.path.dirname(step.launch.launcher_options.get("output", "")) if step.launch.launcher == "srun" else ""
+        if own and not re.search(r"[%$]", own) and not is_here(context, step.launch.folder, own):
+            yield Problem(Severity.ERROR, step.launch.line, f"no such folder: {own}",
+                          "srun cannot write the output of the tasks", f"mkdir -p {own}")
         if step.launch.program is not Program.MPIDDP:
             continue
         path = find_option(step.launch.options, "log-dir") or script.variables.get("MPIDDP_LOG_DIR", "")
@@ -271,11 +282,10 @@ def check_local_caches(context: Context) -> Iterator[Problem]:
     """Look for caches that all nodes write."""
     home = context.host.environ.get("HOME", "/home")
     for name in CACHES:
-        path = context.script.variables.get(name, "")
-        nodes = context.script.request.nodes
-        if path and context.steps and nodes != 1 and path.startswith((home, "/home", "/users", "/lustre", "/gpfs")):
-            yield Problem(Severity.WARNING, context.script.variable_lines[name], f"{name}={path}",
-                          "all nodes write this cache at once: locks and small files on a shared file system",
+        line, path = context.find_assignment(name)
+        if context.steps and path.startswith((home, "$HOME", "${HOME}", "~", "/home", "/users", "/lustre", "/gpfs")):
+            yield Problem(Severity.WARNING, line, f"{name}={path}",
+                          "all ranks write this cache at once: locks and small files on a shared file system",
                           f"export {name}=/tmp/$USER/{name.split('_')[0].lower()}")
 
 

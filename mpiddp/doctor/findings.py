@@ -106,6 +106,14 @@ class Context:
         lines = self.script.option_lines
         return next((lines[name] for name in names if name in lines), None)
 
+    def find_assignment(self, name: str) -> tuple[int | None, str]:
+        """Return the line in which a variable is set, and its value as it is written; empty if it is not set."""
+        start = re.compile(rf"\s*(?:export\s+|declare\s+-x\s+)?(?:\w+=\S+\s+)*{name}=[\"']?([^\"'\s;#]+)")
+        for line, text in enumerate(self.script.lines, 1):
+            if match := start.match(text):
+                return line, match[1]
+        return None, ""
+
     def has_text(self, pattern: str) -> bool:
         """Return whether a line of the script that is no comment matches a pattern."""
         return any(re.search(pattern, line) for line in self.script.lines if not line.lstrip().startswith("#"))

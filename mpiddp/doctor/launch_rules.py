@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from .batch_script import SLURM_VARIABLES, Launch, Program, Scheduler
 from .findings import STARTERS, Context, Problem, Severity, count, find_option, insert_option, is_mpirun, rule
-from .launches import LAUNCHERS
+from .launches import LAUNCHERS, is_our_option
 
 # What a module's name begins with, if it is of an MPI that srun must be told of; or of a Cray, where it need not.
-MPI_MODULES = {"Open MPI": r"(openmpi|ompi|hpcx)\b", "Intel MPI": r"(impi|intel-?mpi)\b",
-               "MPICH": r"(mpich|mvapich2?)\b"}
+MPI_MODULES = {"Open MPI": r"(openmpi|ompi|hpcx)\b", "Intel MPI": r"(impi|intel-?mpi|(intel-)?oneapi-mpi)\b",
+               "MPICH": r"(mpich|mvapich2?)\b", "Cray MPICH": r"cray-mpich"}
 CRAY_SIGNS = (r"cray|prgenv|\bcpe\b|cudatoolkit|libfabric|aws-ofi|shifter|podman-hpc|uenv|MPICH_|\bFI_|\bhsn\d?|"
               r"slingshot|--network=")
 OPEN_MPI_OPTIONS = ("x", "mca", "npernode", "oversubscribe", "allow-run-as-root", "report-bindings")
@@ -60,6 +60,10 @@ def check_mpi_interface(context: Context) -> Iterator[Problem]:
                 Severity.WARNING, launch.line, "srun without --mpi",
                 f"{library or 'MPI'} then connects by the site's default, which is often none: each process trains "
                 "alone, or the start fails (Cray MPICH needs no --mpi)", correct)
+        elif library == "Cray MPICH" and given != "cray_shasta" and not launch.container:
+            yield Problem(Severity.ERROR, launch.line, f"srun --mpi={given} with Cray MPICH (module {module})",
+                          "Cray MPICH connects by the default of srun on a Cray",
+                          re.sub(r"\s--mpi[= ]\S+", "", launch.text.split("\n")[0]))
         elif given == "none":
             yield Problem(Severity.ERROR, launch.line, "srun --mpi=none", "the processes do not find each other: each "
                           "trains alone, or the start fails", correct)
@@ -100,7 +104,6 @@ def check_nested_launcher(context: Context) -> Iterator[Problem]:
     for step in context.steps:
         launch, tasks = step.launch, step.request.tasks
         per_node = step.request.tasks_per_node
-        words = " ".join(launch.program_words)
         if launch.inner:
             yield Problem(Severity.ERROR, launch.line, f"{launch.launcher} starts {launch.inner}",
                           f"each task starts a job of its own ({launch.inner} is a launcher itself)",
@@ -114,13 +117,16 @@ def check_nested_launcher(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.ERROR, launch.line, f"{launch.program.value} starts mpiddp",
                           "MPI must start the ranks: mpiddp takes the place of torchrun",
                           "srun --mpi=pmix python -m mpiddp train.py")
-        elif launch.program in STARTERS and launch.launcher and per_node and per_node > 1 and not (
-                words.startswith("accelerate") and find_option(launch.options, "num-processes") == "1"):
+        elif launch.program in STARTERS and launch.launcher and find_option(launch.options, "num-processes") != "1":
+            number = per_node or (tasks if "nodes" not in step.options else None)
+            if number is None or number == 1:
+                continue
             processes = step.processes_per_node
             each = f", each with {count(processes, 'process')}" if processes else ""
-            yield Problem(Severity.ERROR, launch.line, f"{per_node} times {launch.program.value} on each node{each}",
+            where = " on each node" if per_node else ""
+            yield Problem(Severity.ERROR, launch.line, f"{number} times {launch.program.value}{where}{each}",
                           f"{launch.program.value} starts the processes of a node itself: one of it per node is needed",
-                          "#SBATCH --ntasks-per-node=1, or without it: python -m mpiddp" if tasks else "")
+                          "#SBATCH --ntasks-per-node=1     # or start python -m mpiddp instead of it")
 
 
 def replace_launcher(launch: Launch) -> str:
@@ -240,7 +246,7 @@ def check_unknown_option(context: Context) -> Iterator[Problem]:
     for launch in context.script.trainings:
         if launch.program is not Program.MPIDDP:
             continue
-        if text := find_option_error(launch):
+        for text in find_option_errors(launch):
             yield Problem(Severity.ERROR, launch.line, text, "mpiddp ends with status 2 before the training",
                           next(iter(re.findall(r"did you mean (--[\w-]+)", text)), "python -m mpiddp --help"))
     variables = {**context.script.variables, **{
@@ -251,28 +257,25 @@ def check_unknown_option(context: Context) -> Iterator[Problem]:
                       "the variable has no effect", next(iter(re.findall(r"did you mean (\w+)", text)), ""))
 
 
-def find_option_error(launch: Launch) -> str:
-    """Return what mpiddp would print about its options, empty if they are right or not known."""
+def find_option_errors(launch: Launch) -> list[str]:
+    """Return what mpiddp would print about its options: a line for each that it does not have, or for a wrong value."""
+    unknown = [word for word in launch.options if not is_our_option(word)]
+    if unknown:
+        return [text for word in unknown if (text := parse_options([word]))]
+    ends = {"--help", "-h", "--version"} & set(launch.options)
+    text = "" if ends or any("$" in word for word in launch.options) else parse_options(launch.options)
+    return [text] if text else []
+
+
+def parse_options(words: Sequence[str]) -> str:
+    """Return mpiddp's error message for options, empty if they are right."""
     from ..cli import read_config
 
-    words = [word for word in launch.options if "$" not in word]
-    if len(words) < len(launch.options):
-        words = [word for word in words if word.startswith("--") and "=" not in word and not has_value(word)]
-    if {"--help", "-h", "--version"} & set(words):
-        return ""
     try:
         read_config([*words, "script.py"], {})
     except argparse.ArgumentTypeError as error:
         return str(error).removeprefix("mpiddp: ").removesuffix(" (see python -m mpiddp --help)")
     return ""
-
-
-def has_value(option: str) -> bool:
-    """Return whether an option of mpiddp needs a value."""
-    from ..options.table import OPTIONS
-
-    details = OPTIONS.get(option.lstrip("-").replace("_", "-"))
-    return details is not None and "nargs" not in details
 
 
 @rule("background-wait", "a training in the background without a wait")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..options.table import split_command
+from ..options.table import FLAGS, OPTIONS, split_command
 from ..supervise.command import MPI_COUNT_OPTIONS, MPI_NODE_OPTIONS, MPI_OPTION_VALUES, PALS
 from .directives import flux_options, getopt, slurm_options
 from .shell import SHELLS, Command, QuoteError, Shell, Word, parse
@@ -371,13 +371,23 @@ def split_python(words: Sequence[str]) -> ProgramCall:
 
 
 def split_mpiddp(words: Sequence[str]) -> ProgramCall:
-    """Return mpiddp's options and the script that it starts."""
+    """Return mpiddp's options and the script that it starts; an option that it does not have may have a value."""
     ours, rest = split_command(words)
+    while ours and not is_our_option(ours[-1]) and "=" not in ours[-1] and rest and not re.fullmatch(
+            r".*\.py|-.*", rest[0]) and any(word == "-m" or word.endswith(".py") for word in rest[1:]):
+        more, later = split_command(rest[1:])
+        ours, rest = [*ours, rest[0], *more], later
     if rest[:1] == ["-c"]:
         return ProgramCall(Program.MPIDDP, tuple(ours))
     is_module = rest[:1] == ["-m"]
     return ProgramCall(Program.MPIDDP, tuple(ours), tuple(rest[1:] if is_module or rest[:1] == ["--"] else rest),
                        is_module)
+
+
+def is_our_option(word: str) -> bool:
+    """Return whether mpiddp has an option."""
+    name = word.partition("=")[0].replace("_", "-").removeprefix("--")
+    return not word.startswith("-") or word == "-h" or name in {*OPTIONS, *FLAGS, "help", "version"}
 
 
 def split_options(program: Program, words: Sequence[str], flags: frozenset[str]) -> ProgramCall:

@@ -35,8 +35,10 @@ def check_tasks_per_node(context: Context) -> Iterator[Problem]:
     """Compare the processes of a node with its GPUs."""
     for step in context.steps:
         processes, gpus = step.processes_per_node, step.request.gpus_per_node
-        if not processes or not gpus or processes == gpus or not step.uses_gpus:
-            continue
+        job = context.script.request.tasks
+        is_other = is_mpirun(step.launch) and "ntasks" in step.launch.launcher_options and job != step.request.tasks
+        if not processes or not gpus or processes == gpus or not step.uses_gpus or (is_other and job):
+            continue  # mpirun-ranks is about other numbers than the job's
         line = process_line(context, step)
         if processes < gpus:
             if find_option(step.launch.options, "allow-idle-gpus") is not None or is_alone(step):
@@ -54,9 +56,11 @@ def check_tasks_per_node(context: Context) -> Iterator[Problem]:
 
 
 def is_alone(step: Step) -> bool:
-    """Return whether one process of plain Python may use all GPUs, or the rule no-launcher is about the launch."""
-    is_single = step.launch.program is Program.PYTHON and step.request.tasks == 1
-    return is_single or (step.launch.program not in STARTERS and not step.launch.launcher)
+    """Return whether a process of plain Python may start others, or another rule is about the launch."""
+    launch = step.launch
+    starts_others = re.search(r"spawn|multiprocess|data.?parallel", " ".join(launch.script_words), re.IGNORECASE)
+    is_single = launch.program is Program.PYTHON and (starts_others is not None or not launch.launcher)
+    return is_single or (launch.program not in STARTERS and not launch.launcher)
 
 
 def process_line(context: Context, step: Step) -> int | None:
@@ -83,7 +87,7 @@ def suggest_processes(context: Context, step: Step, gpus: int) -> str:
             return "#PBS -l select=" + ":".join(
                 [*(part for part in select.split(":") if not part.startswith("mpiprocs=")), f"mpiprocs={gpus}"])
     if context.script.scheduler is Scheduler.SLURM and not is_counted(step):
-        return f"#SBATCH --ntasks-per-node={gpus}"
+        return f"#SBATCH --ntasks-per-node={gpus}" + "     # and no --ntasks" * ("ntasks" in context.script.options)
     if launch.launcher == "srun":
         return f"srun --ntasks-per-node={gpus}"
     nodes = step.request.nodes
@@ -100,7 +104,7 @@ def check_uneven_tasks(context: Context) -> Iterator[Problem]:
     """Look at a number of tasks without a number per node."""
     for step in context.steps:
         request, options = step.request, step.options
-        if step.launch.launcher != "srun" and not is_mpirun(step.launch):
+        if (step.launch.launcher != "srun" and not is_mpirun(step.launch)) or step.launch.program in STARTERS:
             continue
         tasks, nodes = request.tasks, request.nodes
         line = context.option_line("ntasks") or step.launch.line
@@ -153,6 +157,10 @@ def check_one_core(context: Context) -> Iterator[Problem]:
                           or launch.line, "no --cpus-per-task: Slurm gives each task one core",
                           "the rank and its DataLoader workers share that core, and the GPU waits for data",
                           "#SBATCH --cpus-per-task=8     # cores of a node divided by its tasks")
+        elif launch.launcher == "jsrun" and "cpu_per_rs" not in launch.launcher_options:
+            yield Problem(Severity.WARNING, launch.line, "no --cpu_per_rs: jsrun gives each resource set one core",
+                          "the rank and its DataLoader workers share that core, and the GPU waits for data",
+                          insert_option(launch, "--cpu_per_rs 7"))
         elif launch.launcher == "flux" and not {"cores-per-task", "exclusive", "cores"} & set(launch.launcher_options):
             yield Problem(Severity.WARNING, launch.line, "no --cores-per-task: Flux gives each task one core",
                           "the rank and its DataLoader workers share that core, and the GPU waits for data",
@@ -182,7 +190,7 @@ def check_srun_cpus(context: Context) -> Iterator[Problem]:
         if (launch.launcher != "srun" or launch.has_unknown_options or cores == "1"
                 or {"cpus-per-task", "cpus-per-gpu"} & set(launch.launcher_options)
                 or "SRUN_CPUS_PER_TASK" in {*script.exported, *launch.assignments}
-                or binding.removeprefix("verbose,").removeprefix("v,").partition(":")[0] in CPU_MAPS):
+                or binding.removeprefix("verbose,").removeprefix("v,").replace("=", ":").partition(":")[0] in CPU_MAPS):
             continue
         yield Problem(
             Severity.WARNING, launch.line, f"srun does not inherit --cpus-per-task={cores} of #SBATCH",
@@ -210,7 +218,7 @@ def check_hyper_threads(context: Context) -> Iterator[Problem]:
                           "they slow each other down", "#SBATCH --hint=nomultithread")
         threads = context.script.variables.get("OMP_NUM_THREADS", "")
         cores = step.request.cpus_per_task
-        ranks = step.processes_per_node if step.launch.program in STARTERS else 1
+        ranks = step.processes_per_node if step.launch.program in STARTERS and step.request.tasks_per_node == 1 else 1
         if threads.isdigit() and cores and ranks and int(threads) * ranks > cores and int(threads) > 1:
             yield Problem(Severity.WARNING, context.script.variable_lines["OMP_NUM_THREADS"],
                           f"OMP_NUM_THREADS={threads} for {count(cores // ranks or 1, 'core')} per rank",
@@ -312,6 +320,8 @@ def check_container_gpus(context: Context) -> Iterator[Problem]:
         if not step.request.gpus_per_node or not step.uses_gpus:
             continue
         if launch.container in ("apptainer", "singularity"):
+            if any(re.search("singularity|apptainer|container", module) for module in context.modules):
+                continue  # the site's module may make the GPUs visible
             if {"--nv", "--nvccli", "--rocm"}.isdisjoint(launch.wrapper_words) and not any(
                     re.search(r"_(NV|ROCM|NVCCLI)$", name) for name in names) and not has_unknown_word(step):
                 yield Problem(Severity.ERROR, launch.line, f"{launch.container} without --nv or --rocm",

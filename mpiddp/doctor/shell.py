@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import tree_sitter_bash
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MAX_CALL_DEPTH = 20
+MAX_REPAIRS = 5  # of a text that the parser reads in a wrong way
 MARK = re.compile("\ue000(\\d+)\ue001")  # stands for an unknown part of a value: its index in Shell.unknown
 NAME = r"[A-Za-z_]\w*"
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
@@ -101,14 +103,37 @@ class QuoteError(ValueError):
 
 
 def parse(text: str) -> Node:
-    """Return the syntax tree's root; raise QuoteError if a quote is not closed."""
-    root = Parser(Language(tree_sitter_bash.language())).parse(text.encode()).root_node
+    """Return the syntax tree's root; raise QuoteError if a quote is not closed.
+
+    The parser sometimes takes `A=1 B=2` at the end of a line for the beginning of the next line's command: a semicolon
+    in the text that it reads separates them.
+    """
+    parser, source = Parser(Language(tree_sitter_bash.language())), text.encode()
+    root = parser.parse(source).root_node
+    for _ in range(MAX_REPAIRS):
+        ends = sorted(find_joined_lines(root), reverse=True)
+        if not ends:
+            break
+        for end in ends:
+            source = source[:end] + b";" + source[end:]
+        root = parser.parse(source).root_node
     for node in find_errors(root):
         for part in (node, *node.children):
             quote = read_text(part).lstrip()[:1]
             if quote in ("'", '"', "`") and (part.type == quote or part.type == "ERROR" or part.is_missing):
                 raise QuoteError(part.start_point.row + 1, quote)
     return root
+
+
+def find_joined_lines(node: Node) -> Iterator[int]:
+    """Yield the ends of assignments that the parser takes for the beginning of the next line's command."""
+    if node.type == "command":
+        for left, right in pairwise(node.children):
+            between = (node.text or b"")[left.end_byte - node.start_byte:right.start_byte - node.start_byte]
+            if left.type == "variable_assignment" and re.search(rb"(?<!\\)\n", between):
+                yield left.end_byte
+    for child in node.children:  # named_children takes quadratic time
+        yield from find_joined_lines(child)
 
 
 def find_errors(node: Node) -> Iterator[Node]:

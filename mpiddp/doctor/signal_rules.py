@@ -58,6 +58,18 @@ def check_signal_batch(context: Context) -> Iterator[Problem]:
                       "bash runs a trap only after the command in the foreground has ended",
                       f"{launch.text.splitlines()[0].rstrip(chr(92)).strip()} … & wait" if "\n" in launch.text else
                       f"{launch.text} & wait")
+    elif to_shell and trap is not None and is_one_wait(context, trap):
+        wait = next(command.line for command in context.script.commands if command.words[0] == "wait")
+        yield Problem(Severity.WARNING, wait, f"SIG{name} ends this wait",
+                      "the script goes on, and the job ends before the training has written its checkpoint",
+                      "wait $job; wait $job     # the first ends when the signal comes")
+
+
+def is_one_wait(context: Context, trap: Command) -> bool:
+    """Return whether the script waits only once, and its trap does nothing about that."""
+    waits = [command for command in context.script.commands if command.words[0] == "wait"]
+    passes_on = re.match(r"\s*kill\b", trap.words[1]) is not None
+    return len(waits) == 1 and not waits[0].in_loop and passes_on and not re.search(r"wait|exit|requeue", trap.words[1])
 
 
 @rule("signal-time", "the time of --signal and --stop-before against the walltime")
