@@ -16,7 +16,7 @@ from tests.cluster.cluster import RUN
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, check, need, single_node_environ
 from tests.test_readme import FIRST
 
-FOLDERS = ("", ".github", "batch", "examples", "mpiddp", "mpiddp/*", "tests", "tests/*")
+FOLDERS = ("", ".github", "batch", "batch/*", "examples", "mpiddp", "mpiddp/*", "tests", "tests/*")
 DOCUMENTS = sorted({path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md".lstrip("/"))})
 PROGRAMS = (
     "LLsub", "accelerate", "bsub", "ch-run", "conda", "flux", "grep", "ibrun", "jq", "jsrun", "kill", "mpiexec",

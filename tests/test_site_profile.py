@@ -232,7 +232,7 @@ def test_python_3_10_without_tomli(file: Path, monkeypatch: pytest.MonkeyPatch) 
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", import_nothing)
-    assert load_profile(str(file)).problem == f"{file} is not used: {message('site/no_parser')}"
+    assert load_profile(str(file)).problem == f"{file} is not used: " + message("site/no_parser")
 
 
 @pytest.mark.parametrize(("mode", "is_read"), [(0o644, True), (0o600, True), (0o664, False), (0o646, False)])
