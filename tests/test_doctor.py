@@ -131,6 +131,7 @@ def test_times() -> None:
     'COMMAND="python -m mpiddp train.py"\neval "exec srun --mpi=pmix -c$SLURM_CPUS_PER_TASK $COMMAND"',
     'cmd=(srun --mpi=pmix)\ncmd+=(-c 8 python -m mpiddp "train.py")\n"${cmd[@]}"',
     "start() { srun --mpi=pmix -c $2 python -m mpiddp $1; }\nstart train.py 8",
+    'start() { local C=$1; shift; srun --mpi=pmix -c $C python -m mpiddp "$@"; }\nset -- train.py\nstart 8 $1',
     'if [ -n "$SLURM_NNODES" ]; then C=$((4 * SLURM_NNODES)); fi\nsrun --mpi pmix -c${C:-2} python -m mpiddp train.py',
     "case $SLURM_NNODES in 1) C=1;; 2|3) C=8;; *) C=3;; esac\nsrun --mpi=pmix -c $C python -m mpiddp train.py",
     "time srun --mpi=pmix -c 8 python -m mpiddp train.py 2>&1 | tee out.txt",
@@ -320,6 +321,7 @@ RULES_BROKEN = {
     ],
     "one-core": [
         (message("doctor/one_core"), (head(without="cpus"), START.replace(" --cpus-per-task=8", ""))),
+        (message("doctor/one_core_given"), (head("-c1", without="cpus"), START.replace(" --cpus-per-task=8", ""))),
         (message("doctor/one_core_flux"), ("#flux: -N2\n", "flux run -N2 -n8 -g1 python -m mpiddp train.py\n")),
         (message("doctor/one_core_jsrun"), ("#BSUB -nnodes 2\n", "jsrun -n 12 -r 6 -a 1 -g 1 python -m mpiddp a.py\n")),
         (message("doctor/one_core_pbs"), ("#PBS -l select=2:ngpus=4:mpiprocs=4\n",
@@ -488,6 +490,9 @@ RULES_BROKEN = {
          (HEAD, START.replace("python", "apptainer exec --nv missing.sif python"))),
         (message("doctor/missing_folder", path="missing"), (head("--chdir=missing"), START)),
     ],
+    "missing-module": [
+        (message("doctor/missing_module", module="missing/1.2"), (HEAD, MODULE.format("missing/1.2") + START)),
+    ],
     "log-folder": [
         (message("doctor/missing_folder", path="missing"), (head("--output=missing/%j.out"), START)),
         (message("doctor/missing_folder", path="missing"),
@@ -509,7 +514,7 @@ RULES_BROKEN = {
     ],
     "conda-base": [
         (message("doctor/conda_base"), (HEAD, "source ~/miniforge3/bin/activate\n" + START)),
-        (message("doctor/conda_base"), (HEAD, "module load conda\nconda activate base\n" + START)),
+        (message("doctor/conda_base"), (HEAD, "source ~/conda/etc/profile.d/conda.sh\nconda activate base\n" + START)),
     ],
     "conda-init": [
         (message("doctor/conda_init"), (HEAD, "conda activate torch\n" + START)),
@@ -590,15 +595,19 @@ RULES_KEPT = {
     "directive-text": [(head("--output=%u-%j.out  # $HOME"), START), (head("##SBATCH --account=$NAME"), START)],
     "output-overwritten": [(head("--array=1-4", "--output=%A_%a.out"), START),
                            (head("--output=out.txt", "--open-mode=append"), START),
+                           (head("--output=%x-%A.txt"), START),
                            (head("--array=1-4"), START.rstrip() + " > $SLURM_ARRAY_TASK_ID.txt\n")],
     "missing-file": [(HEAD, "cp $HOME/missing.py .\n" + START.replace("train.py", "missing.py")),
                      (HEAD, "cd $SCRATCH/run\n" + START.replace("train.py", "missing.py")),
                      (HEAD, START.replace("train.py", "-m package.missing"))],
+    "missing-module": [(HEAD, MODULE.format("pytorch/2.9") + START),
+                       (HEAD, "module use /site\n" + MODULE.format("missing") + START)],
     "log-folder": [(head("--output=here/%j.out"), START), (head("--output=%x-%j.out"), START)],
     "work-folder": [("#PBS -l select=2:ncpus=64:ngpus=4:mpiprocs=4\n",
                      "cd $PBS_O_WORKDIR\nmpirun python -m mpiddp train.py\n")],
     "other-python": [(HEAD, "module load python/3.11\nsource venv/bin/activate\n" + START)],
     "conda-base": [(HEAD, "source ~/miniforge3/bin/activate torch\n" + START),
+                   (HEAD, "module load conda\nconda activate\n" + START),
                    (HEAD, "source ~/miniforge3/bin/activate\nconda activate torch\n" + START)],
     "conda-init": [(HEAD, "source ~/miniforge3/etc/profile.d/conda.sh\nconda activate torch\n" + START),
                    (HEAD, 'eval "$(conda shell.bash hook)"\nconda activate torch\n' + START)],
@@ -621,7 +630,7 @@ class Here(Host):
 def findings(parts: tuple[str, str]) -> list[Finding]:
     """Return what is found in a script of directives and commands."""
     directives, text = parts
-    return check(script(text, f"#!/bin/bash\n{directives}"), Here("", {"HOME": "/home/me"}))
+    return check(script(text, f"#!/bin/bash\n{directives}"), Here("", {"HOME": "/home/me", "MODULEPATH": "/modules"}))
 
 
 def test_each_rule_has_scripts_that_break_it_and_scripts_that_do_not() -> None:
@@ -645,6 +654,42 @@ def test_a_script_that_does_not_break_a_rule(name: str, parts: tuple[str, str]) 
     assert [finding.rule for finding in findings(parts)] == []
 
 
+@pytest.mark.parametrize(("text", "rule", "suggestion"), [
+    ("srun -l \\\n  --mpi=pmix python -m mpiddp train.py\n", "srun-cpus",
+     "srun --cpus-per-task=$SLURM_CPUS_PER_TASK -l \\"),
+    ('SRUN="srun --mpi=pmix"\n$SRUN python -m mpiddp train.py\n', "srun-cpus",
+     'SRUN="srun --cpus-per-task=$SLURM_CPUS_PER_TASK --mpi=pmix"'),
+    (f"{MODULE.format('mpich')}SRUN='srun --mpi=pmix -c8'\n# $SRUN --mpi=pmix\neval $SRUN python -m mpiddp train.py\n",
+     "mpi-interface", "SRUN='srun --mpi=pmi2 -c8'"),
+    ("OPTIONS=(--log-dri logs)\n" + START.replace("train.py", '"${OPTIONS[@]}" train.py'), "unknown-option",
+     "OPTIONS=(--log-dir logs)"),
+    ("mpirun -np 4 --bind-to none python -m mpiddp train.py\n", "mpirun-ranks",
+     "mpirun --bind-to none python -m mpiddp train.py"),
+])
+def test_the_line_to_write_instead(text: str, rule: str, suggestion: str) -> None:
+    """It is the line that has to change, also where that is not the launch's."""
+    assert {finding.rule: finding.suggestion for finding in findings((HEAD, text))} == {rule: suggestion}
+
+
+@pytest.mark.parametrize("text", [
+    "srun --mpi=pmix -c 8 --gpus-per-node=4 python -m mpiddp train.py\n", "mpirun python -m mpiddp train.py\n",
+    "python -m mpiddp train.py\n", "torchrun --nproc-per-node=4 train.py\n",
+    "flux run -N2 -n8 -c8 -g1 python -m mpiddp train.py\n"])
+def test_a_script_without_directives(text: str) -> None:
+    """It may run in an allocation, of which nothing is known."""
+    assert findings(("", text)) == []
+
+
+def test_variables_of_the_submission() -> None:
+    """A job has its own of the batch system's; the others are as they are here."""
+    environ = {"SLURM_CPUS_PER_TASK": "64", "SLURM_NTASKS": "1", "LOGS": "/logs", "RANK": "7"}
+    read_script = read_from_text("job.sh", HEAD + "srun -n $SLURM_NTASKS -c $SLURM_CPUS_PER_TASK python -m mpiddp "
+                                 "--log-dir $LOGS ${NAME:-a.py} --rank ${RANK:-0}\n", environ)
+    assert read_script.launches[0].launcher_options == {"ntasks": "8", "cpus-per-task": "8"}
+    assert read_script.launches[0].options == ("--log-dir", "/logs")
+    assert read_script.launches[0].script_words == ("a.py", "--rank", "${RANK:-0}")
+
+
 def test_the_document_has_the_table_of_rules() -> None:
     text = (ROOT / "mpiddp/doctor/README.md").read_text()
     assert re.findall(r"^\| `([\w-]+)` \| (.*) \|$", text, re.MULTILINE) == [
@@ -658,7 +703,7 @@ def test_findings_as_text_and_as_json() -> None:
     wrong = message("doctor/unknown_option", option="--log-dri", hint="--log-dir")
     line = "    srun python -m mpiddp --log-dri x train.py"
     assert f"job.sh:7: \033[1;31merror\033[0m: {wrong} [unknown-option]\n{line}\n" in text
-    assert "\n  write  --log-dir\n" in text
+    assert "\n  write  srun python -m mpiddp --log-dir x train.py\n" in text
     assert text.splitlines()[-1] == "job.sh: " + message("doctor/summary", findings="1 error, 2 warnings", line=7)
     assert "\033" not in format_findings(read_script, found, 80, has_colours=False)
     answer = json.loads(as_json(read_script, found))

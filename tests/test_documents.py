@@ -111,7 +111,7 @@ RUN_BY = {
         "tests/test_readme.py::test_the_first_command_trains", 'mpiexec -n 2 mpiddp')),
     "python -m tests.left_out": (
         "tests/test_thorough.py::test_the_table_says_what_runs_in_the_place_of_what_is_left_out", "tests.left_out"),
-    **dict.fromkeys(("python -m mpiddp.doctor", "python -m mpiddp.doctor job.sh", "mpiddp doctor job.sh"), (
+    **dict.fromkeys(("python -m mpiddp.doctor", "python -m mpiddp.doctor job.sh"), (
         "tests/test_doctor.py::test_the_command", '"mpiddp", "doctor"')),
     "python -m tests.pictures trace.json": ("tests/test_readme.py::test_the_pictures_are_drawn", "pictures.trace_svg"),
 }

@@ -101,7 +101,8 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
     def is_empty(name: str) -> bool:
         return is_empty_if_unset(name) or (scheduler is Scheduler.SLURM and name in SLURM_VARIABLES)
 
-    shell = Shell({**environ, **scheduler_variables(scheduler, options, request)}, is_empty)
+    own = {name: value for name, value in environ.items() if is_empty_if_unset(name)}  # a job sets the others anew
+    shell = Shell({**own, **scheduler_variables(scheduler, options, request)}, is_empty)
     try:
         shell.follow(parse(text.encode(errors="replace").decode()))
     except QuoteError as error:
@@ -174,11 +175,11 @@ def note_unread(commands: Sequence[Command], launches: Sequence[Launch]) -> Iter
             yield Note(command.line, "the job that this line submits")
         elif name in ("source", ".") and not SETUP_FILES.search(target):
             yield Note(command.line, f"{target}, which may set variables")
-        elif name.is_unknown:
+        elif name.is_unknown and "conda" not in name:
             first = name.splitlines()[0]
             yield Note(command.line, f"the command {first}{' …' * (first != name)}")
     for launch in launches:
         if launch.has_unknown_options:
-            yield Note(launch.line, f"{', '.join(launch.unknown)}: the options of the launcher are not known")
+            yield Note(launch.line, f"{launch.unknown[0]}: the options of the launcher are not known")
         elif launch.program is Program.OTHER and launch.script:
             yield Note(launch.line, f"what {launch.script} starts")

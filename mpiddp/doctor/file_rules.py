@@ -75,7 +75,7 @@ def check_output_overwritten(context: Context) -> Iterator[Problem]:
     for name in ("output", "error"):
         text = options.get(name, "")
         if not text or text == "/dev/null" or re.search(r"%\d*[ajJ]|\$", text) or (
-                not is_array and options.get("open-mode") == "append"):
+                not is_array and ("%A" in text or options.get("open-mode") == "append")):
             continue
         stem, dot, ending = text.rpartition(".") if "." in os.path.basename(text) else (text, "", "")
         yield Problem(
@@ -158,6 +158,24 @@ def is_here(context: Context, folder: str | None, path: str) -> bool:
         or any(name in output for output in command.outputs))
         and not any(command.text == launch.text for launch in context.script.trainings)
         for command in context.script.commands)
+
+
+@rule("missing-module", "modules that do not exist here")
+def check_missing_module(context: Context) -> Iterator[Problem]:
+    """Look for modules in MODULEPATH by their names; where modules add folders to it, only for the first."""
+    folders = [folder for folder in context.host.environ.get("MODULEPATH", "").split(":") if folder]
+    loads = [command for command in context.script.commands if command.words[:2] == ("module", "load")]
+    if any(command.words[0] in ("module", "ml") and "use" in command.words for command in context.script.commands):
+        return
+    is_hierarchy = any(re.search("core|compiler|linux", folder, re.IGNORECASE) for folder in folders)
+    for command in loads[:1] if is_hierarchy else loads:
+        for word in command.words[2:3] if is_hierarchy else command.words[2:]:
+            name = word.partition("/")[0]
+            places = [f"{folder}/{name}{end}" for folder in folders for end in ("", ".lua")]
+            if folders and not word.unknown and not any(map(context.host.exists, places)):
+                yield Problem(Severity.WARNING, command.line, f"no such module: {word}",
+                              "no folder of MODULEPATH has it on this host",
+                              f"module spider {name}     # lists the versions that there are")
 
 
 @rule("log-folder", "folders of output that do not exist, or that only one node has")
@@ -252,6 +270,8 @@ def check_conda_base(context: Context) -> Iterator[Problem]:
     words = last.words
     is_conda = words[0] in ("conda", "mamba", "micromamba")
     name = next(iter(words[2:3]), "base")
+    if any(re.search(CONDA_FOLDERS, module) for module in context.modules):
+        return  # the base of a site's module is what the site offers
     in_base = re.search(CONDA_FOLDERS, words[1]) is not None and "/envs/" not in words[1]
     if (is_conda or in_base) and name == "base":
         yield Problem(Severity.WARNING, last.line, "conda's base environment",

@@ -150,7 +150,10 @@ def make_step(script: BatchScript, launch: Launch) -> Step:
         elif "ntasks-per-node" in options and "ntasks" not in options:
             merged.pop("ntasks", None)
         merged |= options
-        return Step(launch, read_request(Scheduler.SLURM, merged), merged)
+        request = read_request(Scheduler.SLURM, merged)
+        if script.scheduler is not Scheduler.SLURM and not {"ntasks", "ntasks-per-node"} & set(options):
+            request = replace(request, nodes=None, tasks=None, tasks_per_node=None)  # the allocation's, unknown here
+        return Step(launch, request, merged)
     if launch.launcher == "flux":
         job = script.options if script.scheduler is Scheduler.FLUX else {}
         merged = {**({"nodes": job["nodes"]} if "nodes" in job else {}), **options}
@@ -196,12 +199,20 @@ def count(number_of: int, noun: str) -> str:
     return f"{number_of} {noun}{plural * (number_of != 1)}"
 
 
-def insert_option(launch: Launch, option: str) -> str:
-    """Return the launch's line with another option of the launcher; empty if the launcher's name is not in it."""
-    first = launch.text.split("\n")[0]
+def insert_option(context: Context, launch: Launch, option: str) -> str:
+    """Return the line that names the launcher with another option of it; empty if there is no such line."""
     name = "flux run" if launch.launcher == "flux" else launch.launcher
-    match = re.search(rf"(?<![\w/-]){re.escape(name)}(?=\s)", first)
-    return f"{first[:match.end()]} {option}{first[match.end():]}" if match else ""
+    return change_line(context, launch, rf"(?<![\w/.-]){re.escape(name)}(?=\s|[\"')]|$)", rf"\g<0> {option}")
+
+
+def change_line(context: Context, launch: Launch, pattern: str, replacement: str) -> str:
+    """Return a launch's line, or else the only line that a pattern matches, with that replaced; empty for none."""
+    script = context.script.lines
+    own = script[launch.line - 1:launch.line + launch.text.count("\n")]
+    found = [line for line in own if re.search(pattern, line)][:1]
+    others = [line for line in script if re.search(pattern, line) and not line.lstrip().startswith("#")]
+    lines = found or (others if len(others) == 1 else [])
+    return re.sub(pattern, replacement, lines[0], count=1).strip() if lines else ""
 
 
 def parse_memory_mb(text: str) -> float | None:
@@ -212,5 +223,6 @@ def parse_memory_mb(text: str) -> float | None:
 
 
 __all__ = ["GPU_OPTIONS", "RULES", "STARTERS", "TASK_OPTIONS", "Context", "Finding", "Host", "Problem", "Rule",
-           "Severity", "Step", "count", "find_option", "insert_option", "is_mpirun", "parse_gpus", "parse_memory_mb",
+           "Severity", "Step", "change_line", "count", "find_option", "insert_option", "is_mpirun", "parse_gpus",
+           "parse_memory_mb",
            "rule"]

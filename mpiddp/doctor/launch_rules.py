@@ -8,7 +8,18 @@ import re
 from collections.abc import Iterator, Sequence
 
 from .batch_script import SLURM_VARIABLES, Launch, Program, Scheduler
-from .findings import STARTERS, Context, Problem, Severity, count, find_option, insert_option, is_mpirun, rule
+from .findings import (
+    STARTERS,
+    Context,
+    Problem,
+    Severity,
+    change_line,
+    count,
+    find_option,
+    insert_option,
+    is_mpirun,
+    rule,
+)
 from .launches import LAUNCHERS, is_our_option
 
 # What a module's name begins with, if it is of an MPI that srun must be told of; or of a Cray, where it need not.
@@ -52,7 +63,9 @@ def check_mpi_interface(context: Context) -> Iterator[Problem]:
         if given is None and {"SLURM_MPI_TYPE"} & {*context.script.exported, *launch.assignments}:
             continue
         fitting = FITTING_MPI.get(library, "pmix")
-        correct = insert_option(launch, f"--mpi={fitting}") if given is None else f"srun --mpi={fitting}"
+        correct = insert_option(context, launch, f"--mpi={fitting}") if given is None else change_line(
+            context, launch, rf"--mpi[= ]{given}\b", f"--mpi={fitting}")
+        correct = correct or f"srun --mpi={fitting}"
         if given is None:
             if is_cray(context) or step.request.tasks == 1:
                 continue
@@ -63,7 +76,7 @@ def check_mpi_interface(context: Context) -> Iterator[Problem]:
         elif library == "Cray MPICH" and given != "cray_shasta" and not launch.container:
             yield Problem(Severity.ERROR, launch.line, f"srun --mpi={given} with Cray MPICH (module {module})",
                           "Cray MPICH connects by the default of srun on a Cray",
-                          re.sub(r"\s--mpi[= ]\S+", "", launch.text.split("\n")[0]))
+                          change_line(context, launch, rf"\s--mpi[= ]{given}\b", ""))
         elif given == "none":
             yield Problem(Severity.ERROR, launch.line, "srun --mpi=none", "the processes do not find each other: each "
                           "trains alone, or the start fails", correct)
@@ -230,7 +243,7 @@ def check_export_none(context: Context) -> Iterator[Problem]:
         if own is None and is_none and not context.has_text("SLURM_EXPORT_ENV"):
             yield Problem(Severity.ERROR, context.option_line("export"), "--export=NONE also holds for srun",
                           "the tasks get nothing of the environment that the script sets up",
-                          insert_option(launch, "--export=ALL") or "unset SLURM_EXPORT_ENV")
+                          insert_option(context, launch, "--export=ALL") or "unset SLURM_EXPORT_ENV")
         elif own is not None and own.split(",")[0].upper() not in ("ALL", "NIL", "$") and "$" not in own:
             yield Problem(Severity.ERROR if own.upper() == "NONE" else Severity.WARNING, launch.line,
                           f"srun --export={own}",
@@ -247,8 +260,9 @@ def check_unknown_option(context: Context) -> Iterator[Problem]:
         if launch.program is not Program.MPIDDP:
             continue
         for text in find_option_errors(launch):
-            yield Problem(Severity.ERROR, launch.line, text, "mpiddp ends with status 2 before the training",
-                          next(iter(re.findall(r"did you mean (--[\w-]+)", text)), "python -m mpiddp --help"))
+            match = re.search(r"arguments: (\S+); did you mean (--[\w-]+)", text)
+            correct = change_line(context, launch, rf"{re.escape(match[1])}\b", match[2]) or match[2] if match else ""
+            yield Problem(Severity.ERROR, launch.line, text, "mpiddp ends with status 2 before the training", correct)
     variables = {**context.script.variables, **{
         name: value for launch in context.script.launches for name, value in launch.assignments.items()}}
     for text in find_unknown_variables(variables):

@@ -14,6 +14,7 @@ from .findings import (
     Problem,
     Severity,
     Step,
+    change_line,
     count,
     find_option,
     insert_option,
@@ -151,20 +152,23 @@ def check_one_core(context: Context) -> Iterator[Problem]:
             continue
         if script.scheduler is Scheduler.SLURM and (launch.launcher in ("srun", "") or is_mpirun(launch)):
             given = ("cpus-per-task", "cpus-per-gpu", "exclusive", "mincpus", "cores-per-socket")
-            if any(name in options for name in given) or is_spread_over_cores(context, step):
+            is_one = step.request.cpus_per_task == 1 and step.request.gpus_per_node and "exclusive" not in options
+            if is_spread_over_cores(context, step) or (any(name in options for name in given) and not is_one):
                 continue
-            yield Problem(Severity.WARNING, context.option_line(*TASK_OPTIONS) or context.option_line(*GPU_OPTIONS)
-                          or launch.line, "no --cpus-per-task: Slurm gives each task one core",
+            line = context.option_line("cpus-per-task") if is_one else None
+            yield Problem(Severity.WARNING, line or context.option_line(*TASK_OPTIONS, *GPU_OPTIONS) or launch.line,
+                          "--cpus-per-task=1: one core for each task" if is_one else
+                          "no --cpus-per-task: Slurm gives each task one core",
                           "the rank and its DataLoader workers share that core, and the GPU waits for data",
                           "#SBATCH --cpus-per-task=8     # cores of a node divided by its tasks")
         elif launch.launcher == "jsrun" and "cpu_per_rs" not in launch.launcher_options:
             yield Problem(Severity.WARNING, launch.line, "no --cpu_per_rs: jsrun gives each resource set one core",
                           "the rank and its DataLoader workers share that core, and the GPU waits for data",
-                          insert_option(launch, "--cpu_per_rs 7"))
+                          insert_option(context, launch, "--cpu_per_rs 7"))
         elif launch.launcher == "flux" and not {"cores-per-task", "exclusive", "cores"} & set(launch.launcher_options):
             yield Problem(Severity.WARNING, launch.line, "no --cores-per-task: Flux gives each task one core",
                           "the rank and its DataLoader workers share that core, and the GPU waits for data",
-                          insert_option(launch, "--cores-per-task=8"))
+                          insert_option(context, launch, "--cores-per-task=8"))
         elif script.scheduler is Scheduler.PBS and "select" in script.options and "+" not in script.options["select"]:
             chunk = dict(part.partition("=")[::2] for part in script.options["select"].split(":")[1:])
             if not {"ncpus", "host", "vnode", "system"} & set(chunk) and "ngpus" in chunk:
@@ -195,7 +199,7 @@ def check_srun_cpus(context: Context) -> Iterator[Problem]:
         yield Problem(
             Severity.WARNING, launch.line, f"srun does not inherit --cpus-per-task={cores} of #SBATCH",
             "since Slurm 22.05 srun gives each task one core unless it is told the number",
-            insert_option(launch, "--cpus-per-task=$SLURM_CPUS_PER_TASK")
+            insert_option(context, launch, "--cpus-per-task=$SLURM_CPUS_PER_TASK")
             or "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK")
 
 
@@ -308,7 +312,9 @@ def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
                 Severity.ERROR if is_more else Severity.WARNING, launch.line,
                 f"{launch.launcher} starts {count(int(ranks), 'rank')}, but the job has {count(job.tasks, 'task')}",
                 "the job has too few slots for the ranks, and the start fails" if is_more else
-                "the other tasks' cores and GPUs are idle", f"{launch.launcher} without -n starts one rank per task")
+                "the other tasks' cores and GPUs are idle",
+                change_line(context, launch, rf"\s--?np?[= ]{ranks}\b", "") or
+                f"{launch.launcher}     # without -n it starts one rank per task")
 
 
 @rule("container-gpus", "a container that does not see the GPUs")
@@ -357,4 +363,5 @@ def check_step_gpus(context: Context) -> Iterator[Problem]:
         if step.launch.launcher == "flux" and asked and not (
                 {"gpus-per-task", "gpus-per-node", "exclusive"} & set(step.launch.launcher_options)):
             yield Problem(Severity.ERROR, step.launch.line, "flux run asks for no GPUs",
-                          "its tasks see none of the job's GPUs", insert_option(step.launch, "--gpus-per-task=1"))
+                          "its tasks see none of the job's GPUs",
+                          insert_option(context, step.launch, "--gpus-per-task=1"))

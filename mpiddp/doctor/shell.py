@@ -350,6 +350,10 @@ class Shell:
             self._follow_text(" ".join(command.words[1:]), command, node)
         elif name in self._functions:
             self._call(name, words[1:], node)
+        elif name == "shift" and self._parameters is not None:
+            self._parameters = self._parameters[as_number((words[1:] or ["1"])[0]) or 0:]
+        elif name == "set" and words[1:2] == ["--"]:
+            self._parameters = words[2:]
         elif name in READING_COMMANDS:
             for word in words[1:]:
                 if re.fullmatch(NAME, word):
