@@ -22,7 +22,17 @@ from .base.errors import EXIT_USAGE
 from .base.stderr import print_answer, warn, write_line
 from .base.version import __version__
 from .options.parser import FOREIGN_OPTION_HINTS, Parser, parse_path
-from .options.table import CONFIG_FIELDS, FLAGS, OPTIONS, find_unknown_variables, read_default, read_flag, split_command
+from .options.site import read_site_defaults
+from .options.table import (
+    CONFIG_FIELDS,
+    FLAGS,
+    OPTIONS,
+    find_unknown_variables,
+    read_default,
+    read_flag,
+    split_command,
+    variable_name,
+)
 
 USAGE = """\
 mpirun python -m mpiddp [options] script.py [arguments]
@@ -37,8 +47,9 @@ a script on standard input (-)."""
 EPILOG = """\
 Options precede the script; everything after the script is passed to it. Each option can also be set by
 an environment variable, such as MPIDDP_STARTUP_TIMEOUT=60 for --startup-timeout 60; the command line
-takes precedence. Exit status: that of the script; 2 wrong usage; 3 the job could not start; 75 all ranks
-agreed to stop, and the job can continue later; 120 output was lost."""
+takes precedence. A centre may set other defaults in its site profile (MPIDDP_SITE= turns it off). Exit
+status: that of the script; 2 wrong usage; 3 the job could not start; 75 all ranks agreed to stop, and the
+job can continue later; 120 output was lost."""
 
 MISSING_SCRIPT_ERRORS = {"": "no script given; name a script, or a module after -m", "-m": "no module after -m",
                          "-c": "no code after -c"}
@@ -102,9 +113,8 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
 
     Raises argparse.ArgumentTypeError with one line for the user if an argument or a variable is wrong.
     """
-    parser = build_parser(environ)
     ours, command = split_command(arguments)
-    options = parser.parse_args(ours)
+    parser, options = parse_options(ours, environ)
     if options.dry_run and any(argument.startswith("--explain") for argument in ours):
         parser.error("--explain cannot be combined with --dry-run, which starts no job")
     if options.dry_run and options.facts_file and options.nodes is None:
@@ -128,11 +138,29 @@ def read_settings(environ: Mapping[str, str]) -> LaunchConfig:
 
     Raises argparse.ArgumentTypeError with one line for the user if a variable is wrong.
     """
-    parser = build_parser(environ)
-    options = parser.parse_args([])
+    parser, options = parse_options([], environ)
     if conflict := find_conflict(options):
         parser.error(conflict)
     return make_config(options, None, environ)
+
+
+def parse_options(ours: Sequence[str], environ: Mapping[str, str]) -> tuple[Parser, argparse.Namespace]:
+    """Return the parser, and the options of the command line, or else of variables, or else of the site profile.
+
+    The profile's are left out if they do not go together with the others.
+    """
+    defaults = read_site_defaults(environ)
+    parser = build_parser({**defaults, **environ})
+    options = parser.parse_args(ours)
+    options.site_conflict = find_conflict(options) if defaults else ""
+    if options.site_conflict:
+        defaults, parser = {}, build_parser(environ)
+        parser.parse_args(ours, options := argparse.Namespace(site_conflict=options.site_conflict))
+    options.site_options = tuple(
+        f"--{name}={defaults[variable_name(name)]}" for name in (*OPTIONS, *FLAGS)
+        if variable_name(name) in defaults.keys() - environ.keys()
+        and not any(word.partition("=")[0] == f"--{name}" for word in ours))
+    return parser, options
 
 
 def make_config(options: argparse.Namespace, script: Script | None, environ: Mapping[str, str]) -> LaunchConfig:

@@ -36,6 +36,7 @@ from .base.config import RESTART_VARIABLE, LaunchConfig
 from .base.errors import EXIT_CANNOT_START, LaunchError, LocalLaunchError
 from .base.stderr import warn
 from .base.termination import abort, flush_and_wait, skip_exit_functions
+from .bootstrap import site
 from .bootstrap.mpi_init import initialise_mpi
 from .bootstrap.prepare import bind_cores, collect_ready_facts, import_torch, set_torch_env
 from .bootstrap.probe import AddressProber
@@ -93,7 +94,7 @@ def start_and_run(config: LaunchConfig, program: Program) -> int:
         from .reporting.map import print_explanation
 
         file = config.script.target if config.script and config.script.is_file else ""
-        describe = functools.partial(job.membership.explain, file)
+        describe = functools.partial(job.membership.explain, file, config)
         return print_explanation(describe, job.membership.environment, config.explain)
     job.termination.watch_script(leave)
     return program(job, config)
@@ -163,6 +164,7 @@ def meet(
     rank0 = BootstrapHost(rendezvous, config, sentinel)  # its methods run on rank 0 only
     timeline.begin_stage("facts")
     facts = collect_host_facts(comm, config, stop.left_s() if stop else None)
+    facts = facts._replace(site_warnings=site.applied.warnings)
     host, target = rendezvous.exchange("collecting host facts", facts, rank0.plan_hosts)  # 3
     timeline.begin_stage("variables and cores")
     prober = AddressProber(target, facts.interfaces) if target else None
@@ -252,6 +254,7 @@ def start_program(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None
     from .runner.exit_hooks import ExitGuard
 
     check_whole_world(comm)
+    site.apply_site(config, identify_library().name)  # what MPI reads comes too late
     if comm.size == 1 or threading.current_thread() is not threading.main_thread():
         return join_unwatched(comm, config)
     started_by = launchers.read_launch_facts(os.environ)

@@ -726,7 +726,7 @@ def test_the_command(quick: Mpi, tmp_path: Path) -> None:
         bad = support.check(alone(quick, *command, "--json", "bad.sh", cwd=tmp_path), 1)
         assert [finding["rule"] for finding in json.loads(bad.stdout)["findings"]] == ["srun-cpus"]
         for arguments, text in ((("none.sh",), "mpiddp.doctor: none.sh " + message(
-                "doctor/unreadable", reason="No such file or directory")), ((), "mpiddp.doctor: ")):
+                "doctor/unreadable", reason="No such file or directory")), (("--x",), "mpiddp.doctor: ")):
             wrong = support.check(alone(quick, *command, *arguments, cwd=tmp_path), 2)
             assert wrong.stderr.startswith(text)
             assert wrong.stderr.count("\n") == 1

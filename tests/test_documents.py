@@ -16,7 +16,7 @@ from tests.cluster.cluster import RUN
 from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, check, need, single_node_environ
 from tests.test_readme import FIRST
 
-FOLDERS = ("", ".github", "batch", "examples", "mpiddp", "mpiddp/*", "tests", "tests/*")
+FOLDERS = ("", ".github", "batch", "batch/*", "examples", "mpiddp", "mpiddp/*", "tests", "tests/*")
 DOCUMENTS = sorted({path for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.md".lstrip("/"))})
 PROGRAMS = (
     "LLsub", "accelerate", "bsub", "ch-run", "conda", "flux", "grep", "ibrun", "jq", "jsrun", "kill", "mpiexec",
@@ -76,9 +76,11 @@ RUN_BY = {
     **{f"python -m tests.benchmarks.{name}": (
         f"tests/benchmarks/test_benchmarks.py::test_{name}", f'"tests.benchmarks.{name}", ')
        for name in ("startup", "threads", "failure", "scale", "flood", "asking", "recovery", "restarts", "output",
-                    "accusing")},
+                    "accusing", "site")},
     "python -m tests.benchmarks.questions 100000": (
         "tests/benchmarks/test_benchmarks.py::test_questions", "tests.benchmarks.questions"),
+    **dict.fromkeys(("python -m mpiddp.doctor --site site.toml", "python -m mpiddp.doctor --site FILE"), (
+        "tests/test_site_profile.py::test_the_profiles_of_centres_are_right", '"--site", ')),
     "python -m tests.scripts": ("tests/scripts/test_scripts.py::test_the_command", '"tests.scripts"'),
     "python -m tests.benchmarks.checking": (
         "tests/test_check.py::test_a_bad_node_is_named", "tests.benchmarks.checking"),

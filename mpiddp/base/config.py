@@ -16,6 +16,7 @@ BLOCKED_EXIT_TIMEOUT_S = 300.0  # --exit-timeout if all other ranks wait in coll
 AUTO_FOLDER = "auto"  # for --stage
 STANDARD_INPUT = "-"  # instead of a script's path
 RESTART_VARIABLE = "MPIDDP_RESTART_COUNT"  # which mpiddp.supervise sets
+SITE_VARIABLE = "MPIDDP_SITE"  # names the site profile; empty: none is wanted
 RUNNING_SUFFIX = ".running"  # of the file beside a supervised job's report that exists until the job ends in order
 STOPPED_SUFFIX = ".stopped"  # of the file with the number of steps of a job that ranks agreed to stop
 
@@ -150,6 +151,8 @@ class LaunchConfig(NamedTuple):
     stage: str = ""  # the folder to which the environment is staged, or AUTO_FOLDER; empty: none
     stage_keep: bool = False  # the staged environment stays there at the end
     unknown_variables: tuple[str, ...] = ()  # that look like an option's
+    site_options: tuple[str, ...] = ()  # with the site profile's value, as in --stall=600
+    site_conflict: str = ""  # why those are not used
 
     def job_wide_options(self) -> dict[str, str]:
         """Return the options on which all ranks must agree, those that are not at their defaults."""

@@ -243,15 +243,15 @@ def user_name(uid: int) -> str:
         return f"user {uid}"
 
 
-def user_folder(environ: Mapping[str, str], variable: str, *usual: str) -> str:
-    """Return the user's mpiddp folder: in the folder that a variable names, or in `usual` below the home folder.
+def user_folder(environ: Mapping[str, str], variable: str, *usual: str, site: str = "") -> str:
+    """Return the user's mpiddp folder: in the folder that a variable names, in `site`, or in `usual` below home.
 
     A relative path in the variable does not count (XDG Base Directory Specification). Without a home folder, nothing
     can be made in the folder returned.
     """
     folder = environ.get(variable, "")
     if not os.path.isabs(folder):
-        folder = os.path.join(os.path.expanduser("~"), *usual)
+        folder = site or os.path.join(os.path.expanduser("~"), *usual)
     return os.path.join(folder if os.path.isabs(folder) else os.devnull, "mpiddp")
 
 

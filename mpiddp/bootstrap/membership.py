@@ -18,6 +18,7 @@ from ..discovery import devices, host, launchers, runtime, schedulers
 from ..planning.environment import Endpoint, accelerate_env, explain_env, interface_env, script_env
 from ..planning.job import Placement, PostTorchPlan
 from ..planning.network import check_store_reached
+from . import site
 from . import store as job_store
 from .mpi_init import keep_workers_from_mpi
 from .output_setup import FoldingShare, join_folding, open_log
@@ -128,12 +129,13 @@ class Membership:
         restore_env(self._saved)
         self._let_workers_start_mpi()
 
-    def explain(self, script: str) -> str:
+    def explain(self, script: str, config: LaunchConfig) -> str:
         """Return the device and the software of this rank, with its script file, and the origin of each variable."""
         device = self.environment.device
         name = devices.read_gpu(torch.get_device_module(device), device.index).name if device.index is not None else ""
         where = f"{device} ({name})" if name else str(device)
-        return f"runs on {where} with {host.describe_software(script)}\n{explain_env(os.environ, self._saved)}"
+        lines = site.applied.explain(config)
+        return f"runs on {where} with {host.describe_software(script)}\n{explain_env(os.environ, self._saved, lines)}"
 
     def has_same_ranks(self, comm: MPI.Comm) -> bool:
         """Return whether a communicator has the ranks of the job in the same order."""

@@ -36,6 +36,7 @@ from ..planning.environment import (
 )
 from ..sentinel.client import SentinelClient
 from .prepare import hide_env, restore_env, set_env
+from .site import apply_site
 
 WORKER_COMMANDS = ("from multiprocessing.spawn ", "from multiprocessing.forkserver ")
 SKIP_MPI_CODE = """\
@@ -64,6 +65,7 @@ def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentine
     except LaunchError:  # only now run srun, which takes time, on the rank that prints
         asks = started_by is not None and started_by.by_srun and started_by.rank == 0
         check_compatibility(started_by, loaded, schedulers.list_srun_mpi_types() if asks else ())
+    apply_site(config, loaded.name)
     check_shared_memory(loaded, describe_missing_shm(), runtime.hostname())
     sentinel.report_stage("MPI_Init")
     if started_by is None:

@@ -13,6 +13,7 @@ from ..base.polling import poll_until
 from ..base.stderr import LAUNCHER_FORWARDING_S, STDERR, write_line
 from ..base.termination import abort, flush_and_wait
 from ..discovery import launchers
+from ..discovery.site_profile import load_site
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -20,6 +21,22 @@ if TYPE_CHECKING:
     from ..sentinel.client import SentinelClient
 
 SPEAKER_TIMEOUT_S = 2.0  # for rank 0 to print, before a launcher that sees another rank end suppresses its output
+
+
+# A site's launch line helps with these.
+LAUNCHER_PROBLEMS = ("launcher-mismatch", "nested-launcher", "no-pmix", "pmi-unsupported", "split-world")
+
+
+def format_refusal(error: LaunchError) -> str:
+    """Return why the job cannot start, with the centre's words for its users."""
+    profile = load_site(os.environ).profile
+    if profile is None:
+        return str(error)
+    lines = [", ".join(filter(None, (f"{profile.name}: {profile.contact}", profile.link)))]
+    lines += profile.text.strip().splitlines()
+    if error.name in LAUNCHER_PROBLEMS and profile.launch_line:
+        lines.append(f"start with: {profile.launch_line}")
+    return f"{error}\n  {'site':<8} " + ("\n" + " " * 11).join(lines)
 
 
 def refuse_early(message: str, on_node: bool = False, speaker: int = 0) -> None:
@@ -46,14 +63,14 @@ def refusing_early(sentinel: SentinelClient) -> Iterator[None]:
         yield
     except LaunchError as error:
         sentinel.report_locally_handled()
-        refuse_early(str(error), isinstance(error, LocalLaunchError), error.speaker)
+        refuse_early(format_refusal(error), isinstance(error, LocalLaunchError), error.speaker)
         raise
 
 
 def refuse(comm: MPI.Comm, error: LaunchError) -> None:
     """Print on rank 0 why the job cannot start; return when the launcher has had time to forward it. Collective."""
     if comm.rank == 0:
-        write_line(str(error))
+        write_line(format_refusal(error))
         time.sleep(LAUNCHER_FORWARDING_S)
     printed = comm.Ibarrier()
     with contextlib.suppress(TimeoutError):
@@ -64,6 +81,6 @@ def refuse_alone(error: LocalLaunchError, descriptor: int = STDERR) -> NoReturn:
     """Print a reason that only this rank knows, and end the job on all ranks."""
     from mpi4py import MPI
 
-    write_line(str(error), descriptor)
+    write_line(format_refusal(error), descriptor)
     flush_and_wait()
     abort(MPI, EXIT_CANNOT_START)

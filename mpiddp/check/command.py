@@ -15,6 +15,7 @@ from ..base.version import __version__
 from ..bootstrap.refusal import refuse_alone, refuse_early
 from ..cli import read_settings
 from ..options.parser import Parser, parse_path
+from ..options.site import read_site_defaults
 from ..options.table import OPTIONS, read_default, variable_name
 from . import EXIT_OUTLIERS, CheckOptions
 
@@ -64,8 +65,9 @@ def parse_arguments(arguments: list[str] | None, environ: Mapping[str, str]) -> 
                         help="append each node's results to FILE, and compare them with the node's earlier results")
     parser.add_argument("--suspects", default="", type=parse_path, metavar="FILE", help="append a line for each node "
                         "to exclude (time, host, reason), for mpiddp.supervise --exclude FILE")
+    defaults = {**read_site_defaults(environ), **environ}
     for name in LAUNCH_OPTIONS:
-        parser.add_argument(f"--{name}", **{**OPTIONS[name], "default": read_default(name, environ)})
+        parser.add_argument(f"--{name}", **{**OPTIONS[name], "default": read_default(name, defaults)})
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
     given = parser.parse_args(arguments)
     settings = read_settings({name: value for name, value in environ.items() if name != variable_name(HISTORY)})

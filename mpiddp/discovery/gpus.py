@@ -138,8 +138,8 @@ def is_gpu_list(value: str) -> bool:
     return first.isdecimal() or first.startswith(("GPU-", "MIG-"))
 
 
-def describe_openable_gpus() -> str:
-    """Return in words the GPUs for computing that this process may open, by their device files; empty for none.
+def list_openable_gpus() -> dict[str, list[str]]:
+    """Return the GPUs for computing that this process may open, by vendor: their device files or folders in /sys.
 
     Cards that may only drive a display do not count: AMD's without a unique_id, such as those inside a processor, and
     Intel's that can drive one. A device file that a cgroup denies does not count (access(2) asks the cgroup too).
@@ -150,10 +150,19 @@ def describe_openable_gpus() -> str:
     amd = [device for device in list_cards("amdgpu") if has_kfd and read_text(f"{device}/unique_id")]
     intel = [device for device in list_cards("i915", "xe")
              if read_text(f"{device}/class").startswith(HEADLESS_CLASS) and os.path.basename(device) != INTEGRATED_PCI]
-    for vendor, present in (("NVIDIA", nvidia), ("AMD", amd), ("Intel", intel)):
-        if present:
-            plural = len(present) > 1
-            return f"{len(present)} {vendor} GPU{'s' * plural} ({os.path.basename(present[0])}{', …' * plural})"
+    return {vendor: present for vendor, present in (("NVIDIA", nvidia), ("AMD", amd), ("Intel", intel)) if present}
+
+
+def find_gpu_kind() -> str:
+    """Return the vendor of the GPUs that this process may open, in lower case, or "none"."""
+    return next(iter(list_openable_gpus()), "none").lower()
+
+
+def describe_openable_gpus() -> str:
+    """Return in words the GPUs for computing that this process may open; empty for none."""
+    for vendor, present in list_openable_gpus().items():
+        plural = len(present) > 1
+        return f"{len(present)} {vendor} GPU{'s' * plural} ({os.path.basename(present[0])}{', …' * plural})"
     return ""
 
 

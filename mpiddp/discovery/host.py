@@ -55,7 +55,8 @@ class HostFacts(NamedTuple):
     list them. `hidden` describes how two such lists together leave no GPU, empty if they leave some. Slurm gave the job
     `given_gpus` on this node and `task_gpus` to each task, 0 if unknown.
 
-    `stop_in_s` is the time until --stop-before stops the job, None if this rank does not know it.
+    `stop_in_s` is the time until --stop-before stops the job, None if this rank does not know it. `site_warnings` are
+    those of the site profile.
     """
 
     hostname: str
@@ -82,6 +83,7 @@ class HostFacts(NamedTuple):
     scheduler: str = ""
     hidden: str = ""
     stop_in_s: float | None = None
+    site_warnings: tuple[str, ...] = ()
 
 
 def collect_host_facts(comm: MPI.Comm, config: LaunchConfig, stop_in_s: float | None = None) -> HostFacts:

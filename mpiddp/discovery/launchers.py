@@ -17,6 +17,8 @@ INTERFACE_VARIABLES = {PMI: ("PMI_FD", "PMI_PORT"), PMIX: ("PMIX_NAMESPACE",), C
 HYDRA_VARIABLE = "MPI_LOCALRANKID"
 PARASTATION_VARIABLE = "PS_JOB_SIZE"  # set by ParaStation's mpiexec and by srun where psslurm takes slurmd's place
 PALS_VARIABLE = "PALS_APINFO"
+NODE_COUNTS = ("SLURM_JOB_NUM_NODES", "FLUX_JOB_NNODES")  # the same on all ranks, also of an mpirun inside
+LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "JSM_NAMESPACE_LOCAL_SIZE", "PMI_LOCAL_SIZE")
 
 
 class Launcher(NamedTuple):
@@ -188,6 +190,21 @@ def is_launcher_in_task(launcher: Launcher, outer: Launcher, environ: Mapping[st
     if launcher is OPEN_MPI:
         return environ.get("PMIX_SERVER_URI2", "").partition(";")[0].endswith(".0")
     return "HYDI_CONTROL_FD" in environ or environ.get("HYDRA_BSTRAP_LAUNCHER", "slurm") != "slurm"
+
+
+def count_nodes(environ: Mapping[str, str]) -> int:
+    """Return the number of nodes of this process's step, or of its job, as the scheduler has it; 0 if unknown.
+
+    Without a scheduler that says so, the launcher's ranks are divided by those on this node.
+    """
+    started_by = read_launch_facts(environ)
+    if started_by is None:
+        return 1
+    step = ("SLURM_STEP_NUM_NODES",) if started_by.by_srun else ()
+    if (nodes := read_number(environ, (*step, *NODE_COUNTS))) is not None:
+        return nodes
+    local = read_number(environ, LOCAL_SIZES)
+    return -(-started_by.size // local) if started_by.size and local else 0
 
 
 def is_first_on_node(environ: Mapping[str, str]) -> bool:

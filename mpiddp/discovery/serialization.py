@@ -77,5 +77,6 @@ def deserialize_facts(record: Mapping[str, Any]) -> HostFacts:
         VISIBLE: tuple(Gpu(**item) for item in record[VISIBLE_KEY]),
         "options": dict(record.get("options") or {}),
         "unaddressed": tuple(record.get("unaddressed", ())),
+        "site_warnings": tuple(record.get("site_warnings", ())),
         "grant": CpuGrant(**granted) if granted else None,
     })

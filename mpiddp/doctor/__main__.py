@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 from ..base.errors import EXIT_USAGE
 from ..base.stderr import print_answer, write_line
 from ..base.version import __version__
-from ..options.help import Parser, terminal_width
+from ..options.parser import Parser, terminal_width
 
 if TYPE_CHECKING:
     from .batch_script import BatchScript
 
 DESCRIPTION = """\
 Check a job script for Slurm, PBS, LSF or Flux without running it, and print what is wrong, why, and what to
-write instead. Exit status: 0 nothing found, 1 something to look at, 2 wrong usage."""
+write instead; without a script, check the MPI library, torch, limits, caches and the site profile on this
+host. Exit status: 0 nothing found, 1 something to look at, 2 wrong usage."""
 NEEDS_PARSER = ("mpiddp.doctor: the parser of shell scripts is not installed: pip install 'mpiddp[doctor]' "
                 "(tree-sitter and tree-sitter-bash)")
 
@@ -30,6 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except argparse.ArgumentTypeError as error:
         write_line(str(error))
         return EXIT_USAGE
+    if options.site is not None:
+        from . import site
+
+        return site.main(options.site)
+    if options.script is None:
+        from . import environment
+
+        return environment.main(options.json)
     try:
         from .batch_script import NotABatchScript, read
     except ModuleNotFoundError as error:
@@ -69,16 +78,21 @@ def print_conversion(script: BatchScript) -> int:
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command line's options; raise argparse.ArgumentTypeError with the line for the user."""
-    parser = Parser(prog="mpiddp.doctor", usage="python -m mpiddp.doctor [options] job.sh", description=DESCRIPTION,
-                    allow_abbrev=False)
-    parser.add_argument("script", metavar="job.sh", help="the job script; files are looked for from the current "
-                        "folder, from which you submit it")
+    parser = Parser(prog="mpiddp.doctor", usage="python -m mpiddp.doctor [options] [job.sh]",
+                    description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("script", nargs="?", metavar="job.sh", help="the job script; files are looked for "
+                        "from the current folder, from which you submit it. Without one, this host is looked at")
     parser.add_argument("--convert", action="store_true", help="print the changes, as a diff, by which the job "
                         "script starts mpiddp instead of torchrun or accelerate launch; `# check:` marks what is not "
                         "certain")
+    parser.add_argument("--site", metavar="FILE", help="check a site profile, and show what it does on three example "
+                        "nodes")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.convert and options.script is None:
+        parser.error("--convert needs a job script")
+    return options
 
 
 if __name__ == "__main__":

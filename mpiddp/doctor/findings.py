@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,19 +11,12 @@ from typing import NamedTuple
 
 from .batch_script import BatchScript, Launch, Program, Request, Scheduler
 from .directives import complete, number, parse_gpus, read_request
+from .finding import Finding, Severity
 from .launches import MPI_LAUNCHERS
 
 STARTERS = (Program.TORCHRUN, Program.TORCH_LAUNCH, Program.ACCELERATE, Program.DEEPSPEED)  # of the ranks of a node
 GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "select", "gpu")
 TASK_OPTIONS = ("ntasks-per-node", "ntasks")
-
-
-class Severity(enum.IntEnum):
-    """NOTE: nothing breaks. WARNING: resources are wasted, or the job may fail. ERROR: it fails, or trains N times."""
-
-    NOTE = 1
-    WARNING = 2
-    ERROR = 3
 
 
 class Problem(NamedTuple):
@@ -35,18 +27,6 @@ class Problem(NamedTuple):
     message: str
     reason: str
     suggestion: str = ""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A problem with the name of its rule; `suggestion` is empty if no line can be given."""
-
-    rule: str
-    severity: Severity
-    line: int | None
-    message: str
-    reason: str
-    suggestion: str
 
 
 class Host:

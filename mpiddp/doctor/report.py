@@ -7,10 +7,8 @@ import textwrap
 from collections.abc import Sequence
 
 from .batch_script import BatchScript
-from .findings import Finding, Severity
+from .finding import Finding, Severity, format_severity
 
-COLOURS = {Severity.ERROR: "\033[1;31m", Severity.WARNING: "\033[1;33m", Severity.NOTE: "\033[1m"}
-PLAIN = "\033[0m"
 MIN_WIDTH = 40
 
 
@@ -18,8 +16,7 @@ def format_findings(script: BatchScript, findings: Sequence[Finding], width: int
     """Return findings, each with its line, the reason and what to write; then what was not followed."""
     lines = []
     for finding in findings:
-        name = finding.severity.name.lower()
-        label = f"{COLOURS[finding.severity]}{name}{PLAIN}" if has_colours else name
+        label = format_severity(finding.severity, has_colours)
         place = f"{script.path}:{finding.line}: " if finding.line else f"{script.path}: "
         lines.append(f"{place}{label}: {finding.message} [{finding.rule}]")
         if finding.line:

@@ -15,6 +15,7 @@ from ..base.config import (
     DEFAULT_PREFIX,
     DEFAULT_STARTUP_TIMEOUT_S,
     RESTART_VARIABLE,
+    SITE_VARIABLE,
     STANDARD_INPUT,
     CheckMode,
 )
@@ -289,7 +290,7 @@ def find_unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the ``MPIDDP_…`` variables that belong to no option, each with the variable that may be meant."""
     from difflib import get_close_matches
 
-    known = {RESTART_VARIABLE, *(variable_name(option) for option in (*OPTIONS, *FLAGS))}
+    known = {RESTART_VARIABLE, SITE_VARIABLE, *(variable_name(option) for option in (*OPTIONS, *FLAGS))}
     texts = []
     for name in sorted(name for name in environ if name.startswith("MPIDDP_") and name not in known):
         matches = get_close_matches(name, known, 1, 0.85)

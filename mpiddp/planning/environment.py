@@ -81,15 +81,15 @@ LAUNCHER_VARIABLES = {
 }
 
 
-def explain_env(values: Mapping[str, str], former: Mapping[str, str | None]) -> str:
-    """Return a line for each variable that mpiddp has set, or has left as the user set it.
+def explain_env(values: Mapping[str, str], former: Mapping[str, str | None], site: Mapping[str, str] = {}) -> str:
+    """Return a line for each variable that mpiddp has set, or has left as the user set it, and the lines of `site`.
 
     `values` is the environment now, with the launchers' variables for the same thing. `former` holds the variables that
     mpiddp has set, each with its value before, None if it had none.
     """
     lines = []
     for name, source in SOURCES.items():
-        if name not in values:
+        if name not in values or name in site:
             continue
         if name == "OMP_NUM_THREADS" and "SLURM_CPUS_PER_TASK" in values:
             source = "Slurm's --cpus-per-task"
@@ -100,7 +100,7 @@ def explain_env(values: Mapping[str, str], former: Mapping[str, str | None]) -> 
         agree = [other for other in LAUNCHER_VARIABLES.get(name, ()) if values.get(other) == values[name]]
         line += f"; same as {', '.join(agree)}" if agree else ""
         lines.append(line + (f"; overrides {', '.join(lost)}" if lost else ""))
-    return "\n".join(lines)
+    return "\n".join([*lines, *site.values()])
 
 
 def accelerate_env(kind: str, ranks: int) -> dict[str, str]:

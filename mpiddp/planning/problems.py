@@ -242,6 +242,16 @@ def warn_hosts(facts: Sequence[HostFacts]) -> list[str]:
     return lines
 
 
+def warn_site(facts: Sequence[HostFacts]) -> list[str]:
+    """Return the warnings of the site profile, once each, with the hosts that have them if not all do."""
+    hosts: dict[str, list[HostFacts]] = {}
+    for host in facts:
+        for line in host.site_warnings:
+            hosts.setdefault(line, []).append(host)
+    return [line if len(warned) == len(facts) else f"{line} (on {fold_hostnames(warned)})"
+            for line, warned in hosts.items()]
+
+
 def warn_stale_variables(ranks: Iterable[tuple[int, dict[str, str], dict[str, str]]]) -> list[str]:
     """Return the warning `stale-environment` if variables had other values before.
 

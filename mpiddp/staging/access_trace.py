@@ -13,6 +13,7 @@ from importlib.util import source_from_cache
 from typing import Any, NamedTuple
 
 from ..base.files import open_for_reading, replace_file, user_folder
+from ..discovery.site_profile import find_state_folder
 from .manifest import PYCACHE, Range, environment_name, is_environment_file, is_within, root_of
 
 RECORD_FORMAT = 3
@@ -54,7 +55,8 @@ class AccessTrace(NamedTuple):
 
 def record_path(roots: tuple[str, ...], environ: Mapping[str, str]) -> str:
     """Return the path of an environment's record."""
-    return os.path.join(user_folder(environ, "XDG_CACHE_HOME", ".cache"), f"stage-{environment_name(roots)}.json")
+    folder = user_folder(environ, "XDG_CACHE_HOME", ".cache", site=find_state_folder(environ))
+    return os.path.join(folder, f"stage-{environment_name(roots)}.json")
 
 
 def read_record(path: str) -> AccessTrace:

@@ -15,6 +15,7 @@ from ..base.config import AUTO_FOLDER
 from ..base.files import check_protected, format_os_error, list_names, read_number
 from ..bootstrap.prepare import set_env
 from ..discovery.process import list_cgroups, read_boot_id
+from ..discovery.site_profile import find_staging_folder
 from .broadcast import checked_pieces
 from .manifest import PYCACHE, Chunk, Folder, Manifest, is_environment_entry, mount_of, mounts, root_of
 
@@ -38,10 +39,10 @@ class MirrorLease(NamedTuple):
 
 
 def target_dirs(folder: str, environ: Mapping[str, str]) -> list[str]:
-    """Return the possible target folders, best first: the user's choice, or for AUTO_FOLDER the usual ones."""
+    """Return the possible target folders, best first: the user's, or for AUTO_FOLDER the site's and the usual."""
     if folder != AUTO_FOLDER:
         return [folder]
-    named = [environ.get(name, "") for name in ("SLURM_TMPDIR", "TMPDIR")]
+    named = [find_staging_folder(environ), *(environ.get(name, "") for name in ("SLURM_TMPDIR", "TMPDIR"))]
     return [*dict.fromkeys(os.path.abspath(name) for name in named if name), SHM]
 
 

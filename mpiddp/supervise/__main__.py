@@ -15,6 +15,7 @@ from ..base.errors import EXIT_USAGE
 from ..base.stderr import write_line
 from ..base.version import __version__
 from ..options.parser import Parser, parse_positive_int, parse_seconds
+from ..options.site import read_site_defaults
 from ..options.table import read_default
 from .allocation import Allocation, exclude_nodes, find_allocation
 from .command import HYDRA, NONE, SLURM, STARTERS, Command, CommandError, find_launcher, parse_command
@@ -131,7 +132,8 @@ def make_plan(options: argparse.Namespace, command: Command, allocation: Allocat
         nodes = available
     launcher = command.launcher
     try:
-        grace_s = parse_seconds(command.abort_grace or str(read_default("abort-grace", os.environ)))
+        defaults = {**read_site_defaults(os.environ), **os.environ}
+        grace_s = parse_seconds(command.abort_grace or str(read_default("abort-grace", defaults)))
     except argparse.ArgumentTypeError as error:
         raise CommandError(f"--abort-grace: {error}") from None
     if launcher.system not in ("", allocation.system):

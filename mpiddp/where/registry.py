@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from ..base.files import find_risk, open_checked, user_folder
 from ..discovery.schedulers import SLURM, find_job, find_scheduler
+from ..discovery.site_profile import find_state_folder
 
 MAX_FILE_BYTES = 2**16  # an endpoint has a few hundred
 
@@ -42,7 +43,7 @@ class JobEndpoint(NamedTuple):
 
 def registry_folder() -> str:
     """Return the folder of the user's endpoint files (XDG Base Directory Specification)."""
-    return user_folder(os.environ, "XDG_STATE_HOME", ".local", "state")
+    return user_folder(os.environ, "XDG_STATE_HOME", ".local", "state", site=find_state_folder(os.environ))
 
 
 def find_job_number() -> tuple[str, bool, str]:

@@ -18,6 +18,12 @@ def test_planning(quick: Mpi) -> None:
     assert re.search(r"checks before torch: \d+\.\d ms", table)
 
 
+def test_site(quick: Mpi) -> None:
+    table = check(alone(quick, "-m", "tests.benchmarks.site", "--quick")).stdout
+    for name in ("no profile", "frontier.toml"):
+        assert re.search(rf"^{name} +(\d+\.\d\d +){{3}}\d+\.\d\d$", table, re.MULTILINE), table
+
+
 def test_accusing(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.accusing", "20")).stdout
     assert re.search(r"^mpiddp.check +4-1,024 +20 +\d+ +0 +0 +0 ", table, re.MULTILINE), table

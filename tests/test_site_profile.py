@@ -1,0 +1,564 @@
+"""The site profile: which file counts, its schema, what it sets in a job, and that a bad one never fails a job."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from mpiddp.base.config import LaunchConfig, Script
+from mpiddp.base.errors import LaunchError
+from mpiddp.bootstrap.refusal import format_refusal
+from mpiddp.bootstrap.site import make_cache_folder
+from mpiddp.cli import read_config
+from mpiddp.discovery import site_profile
+from mpiddp.discovery.launchers import count_nodes
+from mpiddp.discovery.site_profile import expand, find_profile, load_profile
+from mpiddp.discovery.site_schema import (
+    Conditions,
+    ProfileError,
+    SiteCheck,
+    SiteProfile,
+    SiteVariable,
+    read_profile,
+)
+from mpiddp.doctor import site as doctor_site
+from mpiddp.doctor.__main__ import main as run_doctor
+from mpiddp.options.site import find_option_problems
+from mpiddp.planning.environment import explain_env
+from mpiddp.planning.problems import warn_site
+from mpiddp.planning.site import (
+    JobConditions,
+    choose_settings,
+    describe_failed_checks,
+    explain_settings,
+    is_met,
+    predict_backend,
+    warn_different_variables,
+)
+from mpiddp.staging.mirror import target_dirs
+from mpiddp.where.registry import registry_folder
+from tests import processes
+from tests.messages import find, message
+from tests.support import (
+    ROOT,
+    Done,
+    Mpi,
+    check,
+    mpiexec,
+    mpiexec_command,
+    need,
+    on_path,
+    single_node_environ,
+)
+
+pytestmark = pytest.mark.light
+
+HEAD = '[site]\nname = "Testbed"\ncontact = "help@example.org"\nlink = "https://example.org/ml"\n'
+VARIABLE = '[[variable]]\nname = "A_NAME"\nvalue = "1"\nreason = "it has to be"\n'
+JOB = JobConditions("nccl", "nvidia", "MPICH", 4)
+PROFILE = SiteProfile("/etc/mpiddp/site.toml", "Testbed", "help@example.org", link="https://example.org/ml",
+                      launch_line="srun python -m mpiddp train.py", text="Read the page.\nThen ask.\n")
+PRINTS = "import os; print(*(f'{name}={os.environ.get(name)}' for name in os.environ['SHOWN'].split()))"
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    """Forget the profiles that a test has read."""
+    yield
+    load_profile.cache_clear()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Return the path of a profile that only this user can write to."""
+    (path := tmp_path / "site.toml").touch(0o644)
+    return path
+
+
+def wrong(file: Path, text: str) -> list[str]:
+    """Return what is wrong with a profile."""
+    file.write_text(text)
+    with pytest.raises(ProfileError) as caught:
+        read_profile(str(file))
+    assert not any("\n" in problem for problem in caught.value.problems)
+    return caught.value.problems
+
+
+def test_the_named_file_counts_then_the_hosts_then_the_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts, own = tmp_path / "etc.toml", tmp_path / "share/mpiddp/site.toml"
+    monkeypatch.setattr(site_profile, "ETC_FILE", str(hosts))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert find_profile({}) == ""
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert find_profile({}) == str(own)
+    hosts.touch()
+    assert find_profile({}) == str(hosts)
+    assert find_profile({"MPIDDP_SITE": "/a/b.toml"}) == "/a/b.toml"
+    assert find_profile({"MPIDDP_SITE": ""}) == ""
+
+
+def test_all_sections_are_read(file: Path) -> None:
+    file.write_text(HEAD + """
+text = "Read the page."
+[launch]
+line = "srun python -m mpiddp train.py"
+options = ["--network=x", "-C gpu"]
+[folders]
+log = "/scratch/$USER/logs"
+state = "/work/$USER"
+staging = "/local"
+[caches]
+TRITON_CACHE_DIR = "/tmp/$USER"
+[options]
+stall = 600
+prefix = true
+show = "fold"
+fold-window = 0.5
+[[variable]]
+name = "NCCL_PROTO"
+value = ""
+reason = "why"
+backend = "nccl"
+gpu = "nvidia"
+mpi = "Cray MPICH"
+minimum_nodes = 2
+maximum_nodes = 4
+harmful_if_different = true
+[[check]]
+module = "plugin"
+reason = "because"
+minimum_nodes = 2
+""")
+    assert read_profile(str(file)) == SiteProfile(
+        str(file), "Testbed", "help@example.org", "Read the page.", "https://example.org/ml",
+        "srun python -m mpiddp train.py", ("--network=x", "-C gpu"),
+        (SiteVariable("NCCL_PROTO", "", "why", Conditions("nccl", "nvidia", "Cray MPICH", 2, 4), True),),
+        {"TRITON_CACHE_DIR": "/tmp/$USER"}, "/scratch/$USER/logs", "/work/$USER", "/local",
+        {"stall": "600", "prefix": "1", "show": "fold", "fold-window": "0.5"},
+        (SiteCheck("because", module="plugin", conditions=Conditions(minimum_nodes=2)),))
+
+
+FIRST = "[[variable]] 1 (A_NAME)"
+TEXT = "a text in quotes"
+WRONG = [
+    (HEAD + "[variables]\n", [message("site/unknown_section", item="variables", hint=" (did you mean [[variable]]?)")]),
+    (HEAD + "contakt = 'a'\n",
+     [message("site/unknown_key", place="[site]", item="contakt", hint=" (did you mean contact?)")]),
+    (HEAD + VARIABLE + "torch = '2.9'\n", [message(
+        "site/unknown_condition", place=FIRST, item="torch",
+        known="name, value, reason, harmful_if_different, backend, gpu, mpi, minimum_nodes, maximum_nodes")]),
+    (HEAD + "[[variable]]\nname = 'A'\nvalue = '1'\n", [message(
+        "site/missing_key", place="[[variable]] 1 (A)", item="reason", needed="a sentence that tells users why")]),
+    ("[site]\nname = 'X'\n",
+     [message("site/missing_key", place="[site]", item="contact", needed="an address to which users write")]),
+    (HEAD + VARIABLE.replace('"1"', "1"), [message(
+        "site/wrong_type", place=FIRST, item="value", kind="a number (1)", needed=TEXT)]),
+    (HEAD + VARIABLE + "harmful_if_different = 'yes'\n", [message(
+        "site/wrong_type", place=FIRST, item="harmful_if_different", kind="a text (yes)", needed="true or false")]),
+    (HEAD + VARIABLE + "minimum_nodes = true\n", [message(
+        "site/wrong_type", place=FIRST, item="minimum_nodes", kind="true or false (true)",
+        needed="a number greater than 0")]),
+    (HEAD + "[launch]\noptions = [1]\n", [message(
+        "site/wrong_type", place="[launch]", item="options", kind="a list",
+        needed="a list of texts, the scheduler's options")]),
+    (HEAD + "[caches]\nX = 1\n",
+     [message("site/wrong_type", place="[caches]", item="X", kind="a number (1)", needed="a folder")]),
+    (HEAD + VARIABLE + "gpu = 'nvidea'\n", [message(
+        "site/wrong_value", place=FIRST, item="gpu", value="nvidea", hint=" (did you mean nvidia?)",
+        values="nvidia, amd, intel, none")]),
+    (HEAD + "[variable]\nname = 'A'\n", [message("site/single_brackets", item="variable")]),
+    ("site = 3\n", [message("site/not_a_section", item="site", kind="a number (3)")]),
+    (HEAD + VARIABLE.replace("A_NAME", "A NAME"),
+     [message("site/bad_name", place="[[variable]] 1 (A NAME)", item="A NAME")]),
+    *((HEAD + VARIABLE.replace("A_NAME", name),
+       [message("site/unsettable", place=f"[[variable]] 1 ({name})", item=name, why=why)]) for name, why in (
+           ("LD_LIBRARY_PATH", "the dynamic loader has read it before; set it in the module"),
+           ("PYTHONPATH", "Python has read it before; set it in the module"),
+           ("MPIDDP_STALL", "write the option under [options]"), ("RANK", "mpiddp sets it for each rank"),
+           ("MASTER_PORT", "mpiddp sets it for each rank"))),
+    (HEAD + VARIABLE + "minimum_nodes = 5\nmaximum_nodes = 4\n",
+     [message("site/impossible_bounds", place=FIRST, least=5, most=4)]),
+    (HEAD + "[folders]\nlog = 'logs'\n[caches]\nA = '~/x'\n", [
+        message("site/relative_folder", place="[caches]", item="A", folder="~/x"),
+        message("site/relative_folder", place="[folders]", item="log", folder="logs")]),
+    (HEAD + "[[check]]\nreason = 'r'\n",
+     [message("site/wrong_check", place="[[check]] 1 (r)", kinds="nothing to check")]),
+    (HEAD + "[[check]]\nreason = 'r'\npath = '/a'\nunset = 'B'\n",
+     [message("site/wrong_check", place="[[check]] 1 (/a)", kinds="path and unset")]),
+]
+
+
+@pytest.mark.parametrize(("text", "problems"), WRONG)
+def test_what_is_wrong_is_told_with_its_place_and_what_is_needed(file: Path, text: str, problems: list[str]) -> None:
+    assert wrong(file, text) == problems
+
+
+def test_all_that_is_wrong_is_listed_and_the_first_is_shown_at_a_start(file: Path) -> None:
+    problems = wrong(file, "[site]\nname = 3\n[x]\n[[check]]\n")
+    assert len(problems) == 5
+    shown = load_profile(str(file))
+    assert shown.profile is None
+    assert shown.problem == f"{file} is not used: " + message(
+        "site/more_problems", problem=problems[0], file=file, number=4)
+
+
+@pytest.mark.parametrize("name", ["RANKS_PER_NODE", "PATHS", "LDX", "PYTHO"])
+def test_names_that_only_begin_alike_may_be_set(file: Path, name: str) -> None:
+    file.write_text(HEAD + VARIABLE.replace("A_NAME", name))
+    assert read_profile(str(file)).variables[0].name == name
+
+
+@pytest.mark.parametrize("content", [b"x = [", b"\xff\xfe", b"a = 1\na = 2\n", b"x = " + b"[" * 100_000])
+def test_what_is_not_toml_is_one_line(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    problem = load_profile(str(file)).problem
+    (fields,) = find("site/not_used", f"mpiddp: warning: site-profile: {problem}", file=file)
+    assert find("site/not_toml", fields["problem"])
+
+
+def test_python_3_10_without_tomli(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text(HEAD)
+
+    def import_nothing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", import_nothing)
+    assert load_profile(str(file)).problem == f"{file} is not used: " + message("site/no_parser")
+
+
+@pytest.mark.parametrize(("mode", "is_read"), [(0o644, True), (0o600, True), (0o664, False), (0o646, False)])
+def test_a_file_that_others_can_write_is_not_read(file: Path, mode: int, is_read: bool) -> None:
+    file.write_text(HEAD)
+    file.chmod(mode)
+    loaded = load_profile(str(file))
+    assert (loaded.profile is not None) == is_read
+    assert loaded.problem == ("" if is_read else f"{file} is not used: {message('site/open_file')}")
+
+
+def test_another_users_file_is_not_read(file: Path) -> None:
+    need(["root"] if os.geteuid() else [])
+    file.write_text(HEAD)
+    os.chown(file, 12345, -1)
+    assert load_profile(str(file)).problem == (
+        f"{file} is not used: " + message("site/foreign_file", owner="user 12345"))
+
+
+def test_a_link_that_another_user_may_have_made_is_not_followed(tmp_path: Path, file: Path) -> None:
+    need(["root"] if os.geteuid() else [])
+    file.write_text(HEAD)
+    (folder := tmp_path / "open").mkdir()
+    folder.chmod(0o1777)
+    (link := folder / "site.toml").symlink_to(file)
+    assert load_profile(str(link)).profile is not None
+    load_profile.cache_clear()
+    os.chown(link, 12345, -1, follow_symlinks=False)
+    assert load_profile(str(link)).profile is None
+
+
+def test_what_is_no_usual_file_is_not_read(tmp_path: Path, file: Path) -> None:
+    os.mkfifo(fifo := tmp_path / "fifo")
+    file.write_text(f"# {'x' * 2**20}\n")
+    problems = {path: load_profile(str(path)).problem.partition(" is not used: ")[2]
+                for path in (tmp_path, fifo, tmp_path / "none", Path("/dev/stdin"), file)}
+    assert all(problems.values())
+    assert problems[Path("/dev/stdin")] == message("site/stream")
+    assert problems[file] == message("site/large_file")
+
+
+def test_conditions_are_compared_with_the_job() -> None:
+    met = [Conditions(), Conditions("nccl"), Conditions(gpu="nvidia"), Conditions(mpi="MPICH"),
+           Conditions(minimum_nodes=4), Conditions(maximum_nodes=4), Conditions("nccl", "nvidia", "MPICH", 1, 5)]
+    unmet = [Conditions("gloo"), Conditions(gpu="amd"), Conditions(mpi="Open MPI"), Conditions(minimum_nodes=5),
+             Conditions(maximum_nodes=3)]
+    assert [is_met(conditions, JOB) for conditions in (*met, *unmet)] == [True] * len(met) + [False] * len(unmet)
+    unknown = JOB._replace(nodes=0)
+    assert is_met(Conditions(), unknown)
+    assert not is_met(Conditions(minimum_nodes=1), unknown)
+    assert not is_met(Conditions(maximum_nodes=9), unknown)
+
+
+@pytest.mark.parametrize(("backend", "device", "gpu", "expected"), [
+    (None, None, "nvidia", "nccl"), (None, None, "amd", "nccl"), (None, None, "intel", "xccl"),
+    (None, None, "none", "gloo"), ("mpi", None, "nvidia", "mpi"), (None, "cpu", "nvidia", "gloo"),
+    (None, "cuda", "none", "nccl")])
+def test_the_backend_is_predicted(backend: str | None, device: str | None, gpu: str, expected: str) -> None:
+    assert predict_backend(backend, device, gpu) == expected
+
+
+@pytest.mark.parametrize(("environ", "nodes"), [
+    ({}, 1),
+    ({"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_NUM_NODES": "3"}, 2),
+    ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+      "SLURM_JOB_NUM_NODES": "3", "SLURM_STEP_NUM_NODES": "2"}, 3),
+    ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "9", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 3),
+    ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "8", "FLUX_JOB_NNODES": "2"}, 2),
+    ({"PALS_RANKID": "0", "PMI_SIZE": "24", "PMI_LOCAL_SIZE": "12"}, 2),
+    ({"PALS_RANKID": "0"}, 0),
+])
+def test_nodes_are_counted_before_mpi(environ: Mapping[str, str], nodes: int) -> None:
+    assert count_nodes(environ) == nodes
+
+
+def test_the_first_entry_that_fits_counts_and_the_users_own_stays() -> None:
+    variables = (SiteVariable("A", "1", "few", Conditions(maximum_nodes=2)), SiteVariable("A", "2", "many"),
+                 SiteVariable("A", "3", "never"), SiteVariable("OWN", "x", "own", harmful_if_different=True),
+                 SiteVariable("SAME", "x", "same"), SiteVariable("EMPTY", "x", "empty"),
+                 SiteVariable("PLACE", "/s/$WHO/${WHO}$$", "place"), SiteVariable("LOST", "$NOBODY/x", "lost"))
+    profile = PROFILE._replace(variables=variables, caches={"CACHE": "/tmp/$WHO"})
+    environ = {"OWN": "y", "SAME": "x", "EMPTY": "", "WHO": "me"}
+    settings = choose_settings(profile, JOB, environ)
+    assert {setting.name: setting.value for setting in settings if setting.is_set} == {
+        "A": "2", "PLACE": "/s/me/me$", "CACHE": "/tmp/me"}
+    assert [setting.name for setting in settings if setting.is_cache] == ["CACHE"]
+    (warning,) = warn_different_variables(profile, settings)
+    assert f"mpiddp: warning: {warning}" == message(
+        "site/different_variable", item="OWN", value="y", site="Testbed", needed="x", reason="own")
+    lines = explain_settings(profile, settings)
+    assert lines["A"] == message("site/explained", item="A", value=2, file=profile.file, reason="many")
+    assert lines["OWN"] == message("site/explained_difference", item="OWN", value="y", file=profile.file, other="x",
+                                   reason="own")
+    assert lines["SAME"] == message("site/explained_same", item="SAME", value="x", file=profile.file)
+    assert lines["LOST"] == message("site/explained_missing", item="LOST", file=profile.file, missing="NOBODY")
+
+
+def test_a_variable_of_the_profile_is_explained_once() -> None:
+    text = explain_env({"OMP_NUM_THREADS": "2", "RANK": "0"}, {"RANK": None}, {"OMP_NUM_THREADS": "the site's line"})
+    assert text.splitlines() == ["RANK=0  from MPI (rank in the job)", "the site's line"]
+
+
+@pytest.mark.parametrize(("text", "result"), [
+    ("a$$b", ("a$b", "")), ("100$", ("100$", "")), ("^LL128", ("^LL128", "")), ("$A$B", ("", "B"))])
+def test_values_name_other_variables(text: str, result: tuple[str, str]) -> None:
+    assert expand(text, {"A": "1"}) == result
+
+
+def test_checks_of_the_centre() -> None:
+    checks = (SiteCheck("r1", path="/data/$WHO"), SiteCheck("r2", path="/there"), SiteCheck("r3", path="/$NOBODY"),
+              SiteCheck("r4", unset="BAD"), SiteCheck("r5", unset="GOOD"), SiteCheck("r6", module="plugin"),
+              SiteCheck("r7", module="cuda"), SiteCheck("r8", module="cud"),
+              SiteCheck("r9", module="other", conditions=Conditions(gpu="amd")))
+    environ = {"WHO": "me", "BAD": "1", "LOADEDMODULES": "cuda/12.4:gcc"}
+    failures = describe_failed_checks(PROFILE._replace(checks=checks), JOB, environ, "/there".__eq__)
+    assert failures == [
+        message("site/failed_path", path="/data/me") + ": r1",
+        message("site/failed_unset", item="BAD", value=1) + ": r4",
+        message("site/failed_module", item="plugin") + ": r6", message("site/failed_module", item="cud") + ": r8"]
+
+
+def test_a_warning_of_some_nodes_names_them() -> None:
+    from tests.test_plan import host
+
+    facts = [host(rank)._replace(site_warnings=("all",) + ("some",) * (rank == 1)) for rank in range(2)]
+    assert warn_site(facts) == ["all", f"some (on {facts[1].hostname})"]
+
+
+def config(file: Path, *arguments: str, **environ: str) -> LaunchConfig:
+    """Return the configuration of a job with a profile."""
+    job = read_config([*arguments, "t.py"], {"MPIDDP_SITE": str(file), **environ})
+    assert isinstance(job, LaunchConfig)
+    return job
+
+
+def test_options_come_from_the_command_line_then_variables_then_the_profile(file: Path) -> None:
+    file.write_text(HEAD + "[options]\nstall = 600\nallow-idle-gpus = true\nabort-grace = 7\n")
+    assert config(file) == LaunchConfig(
+        Script("t.py"), stall_s=600, idle_gpus=True, abort_grace_s=7,
+        site_options=("--stall=600", "--abort-grace=7", "--allow-idle-gpus=1"))
+    assert config(file, "--stall=5").stall_s == 5
+    assert config(file, "--stall=5").site_options == ("--abort-grace=7", "--allow-idle-gpus=1")
+    assert config(file, MPIDDP_STALL="9").stall_s == 9
+    assert config(file, "--stall=5", MPIDDP_STALL="9").stall_s == 5
+    assert config(file, MPIDDP_STALL="").stall_s is None
+    assert config(file, MPIDDP_ALLOW_IDLE_GPUS="0").idle_gpus is False
+    assert read_config(["t.py"], {"MPIDDP_SITE": ""}) == LaunchConfig(Script("t.py"))
+
+
+def test_options_of_the_profile_that_do_not_go_with_the_users_are_left_out(file: Path) -> None:
+    file.write_text(HEAD + "[options]\nshow = 'fold'\nfold-window = 2\nstall = 600\n")
+    assert config(file).fold_window_s == 2
+    job = config(file, "--show=0")
+    assert (job.stall_s, job.site_options) == (None, ())
+    assert "--fold-window" in job.site_conflict
+
+
+def test_wrong_options_are_left_out_and_named(file: Path) -> None:
+    file.write_text(HEAD + "[options]\nstal = 600\nstall = 'x'\ndry-run = true\nbind = 'none'\nquiet = 'maybe'\n")
+    assert config(file) == LaunchConfig(Script("t.py"), binding=config(file, "--bind=none").binding,
+                                        site_options=("--bind=none",))
+    problems = find_option_problems(read_profile(str(file)).options)
+    found = [fields for problem in problems
+             for fields in find("site/wrong_option", f"mpiddp: warning: site-profile: f: {problem}", file="f")]
+    assert [fields["item"] for fields in found] == ["stal", "stall", "dry-run", "quiet"]
+    assert found[0]["problem"] == message("site/no_option", hint=" (did you mean stall?)")
+    assert found[2]["problem"] == message("site/one_job_option")
+
+
+def test_folders_of_the_profile(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text(HEAD + "[folders]\nlog = '/logs/$WHO'\nstate = '/work/$WHO'\nstaging = '/local/$NOBODY'\n")
+    assert config(file, WHO="me").log_dir == "/logs/me"
+    assert config(file, "--log-dir=/other", WHO="me").log_dir == "/other"
+    assert config(file).log_dir == ""
+    assert target_dirs("auto", {"MPIDDP_SITE": str(file), "NOBODY": "x"}) == ["/local/x", "/dev/shm"]
+    assert target_dirs("auto", {"MPIDDP_SITE": str(file)}) == ["/dev/shm"]
+    for name, value in (("MPIDDP_SITE", str(file)), ("WHO", "me"), ("XDG_STATE_HOME", "/xdg")):
+        monkeypatch.setenv(name, value)
+    assert registry_folder() == "/xdg/mpiddp"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    assert registry_folder() == "/work/me/mpiddp"
+
+
+def test_a_cache_folder_is_the_users_own(tmp_path: Path) -> None:
+    assert make_cache_folder(str(tmp_path / "a/b")) == ""
+    assert stat.S_IMODE((tmp_path / "a/b").stat().st_mode) == 0o700
+    assert make_cache_folder(str(tmp_path / "a/b")) == ""
+    (tmp_path / "file").touch()
+    assert make_cache_folder(str(tmp_path / "file/c")) != ""
+
+
+def test_a_cache_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
+    need(["root"] if os.geteuid() else [])
+    (folder := tmp_path / "tmp").mkdir()
+    folder.chmod(0o1777)
+    (folder / "cache").mkdir()
+    os.chown(folder / "cache", 12345, -1)
+    assert message("launch/entry_of_another_user", user="user 12345") in make_cache_folder(str(folder / "cache"))
+
+
+@pytest.mark.parametrize("name", ["frontier", "perlmutter", "alps", "lumi", "aurora"])
+def test_the_profiles_of_centres_are_right(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    path = ROOT / f"batch/sites/{name}.toml"
+    assert "from public documents, not run there" in " ".join(path.read_text().splitlines()[0:2]).replace("# ", "")
+    assert "Source" in path.read_text()
+    assert run_doctor(["--site", str(path)]) == 0
+    out, err = capfd.readouterr()
+    (fields,) = find("site/profile_is_right", out.splitlines()[0])
+    assert fields["file"] == str(path)
+    assert err == ""
+    profile = read_profile(str(path))
+    assert profile.contact and profile.link and profile.launch_line
+    assert all(variable.name in out for variable in profile.variables)
+
+
+def test_the_doctor_shows_what_a_profile_does_on_three_nodes(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    conditions = "gpu = 'amd'\nmpi = 'Cray MPICH'\nminimum_nodes = 2\n"
+    file.write_text(HEAD + VARIABLE + conditions + "[caches]\nC = '/x/$NOBODY'\n")
+    assert doctor_site.main(str(file)) == 0
+    blocks = capfd.readouterr().out.split("\n")
+    heads = [number for number, line in enumerate(blocks) if line.endswith(":")]
+    assert len(heads) == 3
+    assert ["A_NAME=1" in "".join(blocks[start:end]) for start, end in
+            zip(heads, [*heads[1:], None], strict=True)] == [False, False, True]
+    assert "$NOBODY" in blocks[heads[0] + 1]
+
+
+def test_the_doctor_lists_all_that_is_wrong_with_a_profile(file: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    problems = wrong(file, HEAD + "[x]\n[y]\n")
+    assert doctor_site.main(str(file)) == 1
+    assert capfd.readouterr().err.splitlines()[:-1] == [
+        message("site/problem_in_profile", file=file, problem=problem) for problem in problems]
+    file.write_text(HEAD + "[options]\nstal = 1\n")
+    assert doctor_site.main(str(file)) == 1
+    assert message("site/no_option", hint=" (did you mean stall?)") in capfd.readouterr().err
+    assert doctor_site.main(f"{file}.x") == 2
+    assert capfd.readouterr().err == message("site/no_such_profile", file=f"{file}.x") + "\n"
+
+
+def test_a_refusal_shows_the_centres_words(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text(HEAD + 'text = """Read the page.\nThen ask.\n"""\n[launch]\nline = "srun x"\n')
+    monkeypatch.setenv("MPIDDP_SITE", str(file))
+    error = LaunchError("no-network", actual="a", needed="b", do="c")
+    rest = format_refusal(error).removeprefix(f"{error}\n").splitlines()
+    assert rest[0] == message("site/refused", site="Testbed", contact="help@example.org", link="https://example.org/ml")
+    assert [line.strip() for line in rest[1:]] == ["Read the page.", "Then ask."]
+    assert "start with: srun x" in format_refusal(LaunchError("no-pmix", "a", "b", "c"))
+    monkeypatch.setenv("MPIDDP_SITE", "")
+    assert format_refusal(error) == str(error)
+
+
+def job(mpi: Mpi, file: Path, ranks: int, *arguments: object, **environ: str) -> Done:
+    """Run a job with a profile."""
+    return mpiexec(mpi, ranks, *arguments, env={"MPIDDP_SITE": str(file), **environ})
+
+
+def test_variables_arrive_on_all_ranks_before_mpi_init_and_the_users_own_stay(quick: Mpi, file: Path) -> None:
+    """MPICH prints a summary in MPI_Init if MPIR_CVAR_DEBUG_SUMMARY is set then."""
+    texts = [VARIABLE.replace("A_NAME", "MPIR_CVAR_DEBUG_SUMMARY")]
+    for name, condition in (("FITS", "mpi = 'MPICH'"), ("OTHER", "mpi = 'Open MPI'"), ("MANY", "minimum_nodes = 2"),
+                            ("ONE", "maximum_nodes = 1"), ("OWN", "harmful_if_different = true")):
+        texts.append(VARIABLE.replace("A_NAME", name) + condition + "\n")
+    file.write_text(HEAD + "".join(texts) + f"[caches]\nCACHE = '{file.parent}/cache'\n[options]\nstall = 600\n")
+    shown = "MPIR_CVAR_DEBUG_SUMMARY FITS OTHER MANY ONE OWN CACHE"
+    done = check(job(quick, file, 3, "-c", PRINTS, SHOWN=shown, OWN="mine"))
+    assert "==== Various sizes and limits ====" in done.stdout + done.stderr
+    values = f"MPIR_CVAR_DEBUG_SUMMARY=1 FITS=1 OTHER=None MANY=None ONE=1 OWN=mine CACHE={file.parent}/cache"
+    assert [line for line in done.stdout.splitlines() if "FITS=" in line] == [values] * 3
+    assert (file.parent / "cache").is_dir()
+    assert done.stderr.count(message("site/different_variable", item="OWN", value="mine", site="Testbed", needed=1,
+                                     reason="it has to be")) == 1
+    without = check(mpiexec(quick, 3, "-c", PRINTS, env={"MPIDDP_SITE": "", "SHOWN": shown}))
+    assert "==== Various sizes and limits ====" not in without.stdout + without.stderr
+
+
+def test_explain_tells_reasons_and_sources(quick: Mpi, file: Path) -> None:
+    text = VARIABLE + VARIABLE.replace("A_NAME", "OWN") + VARIABLE.replace("A_NAME", "OMP_NUM_THREADS")
+    file.write_text(HEAD + text + "[options]\nstall = 600\n")
+    lines = check(job(quick, file, 2, "--explain", OWN="mine")).stdout.splitlines()
+    reason = {"file": file, "reason": "it has to be"}
+    assert message("site/explained", item="A_NAME", value=1, **reason) in lines
+    assert message("site/explained_difference", item="OWN", value="mine", other=1, **reason) in lines
+    assert [line for line in lines if line.startswith("OMP_NUM_THREADS")] == [
+        message("site/explained", item="OMP_NUM_THREADS", value=1, **reason)]
+    assert message("site/explained_option", option="--stall=600", file=file) in lines
+
+
+@pytest.mark.parametrize("kind", ["wrong", "open", "missing"])
+def test_a_bad_profile_is_one_warning(quick: Mpi, file: Path, kind: str) -> None:
+    file.write_text(HEAD + VARIABLE + "x = 1\n" * (kind == "wrong"))
+    file.chmod(0o666 if kind == "open" else 0o644)
+    path = Path(f"{file}.x") if kind == "missing" else file
+    done = check(job(quick, path, 3, "-c", PRINTS, SHOWN="A_NAME"))
+    assert done.stdout == "A_NAME=None\n" * 3
+    (fields,) = find("site/not_used", done.stderr, file=path)
+    if kind == "open":
+        assert fields["problem"] == message("site/open_file")
+
+
+def test_what_the_profile_asks_for_in_vain_is_one_warning_each(quick: Mpi, file: Path) -> None:
+    file.write_text(HEAD + "[[check]]\nmodule = 'plugin'\nreason = 'TCP is slow'\n[options]\nstal = 1\nshow = 'fold'\n"
+                    f"fold-window = 2\n[caches]\nCACHE = '{file}/x'\n")
+    done = check(job(quick, file, 3, "--show=all", "-c", PRINTS, SHOWN="CACHE"))
+    assert done.stdout == "CACHE=None\n" * 3
+    failure = message("site/failed_module", item="plugin")
+    assert done.stderr.count(message("site/failed_check", failure=failure, reason="TCP is slow")) == 1
+    assert len(find("site/wrong_option", done.stderr, file=file, item="stal")) == 1
+    assert len(find("site/options_conflict", done.stderr, file=file)) == 1
+    assert len(find("site/unusable_cache", done.stderr, item="CACHE")) == 1
+
+
+def test_a_job_that_cannot_start_shows_whom_to_ask(quick: Mpi, file: Path) -> None:
+    file.write_text(HEAD + "[launch]\nline = 'mpiexec python -m mpiddp x.py'\n")
+    words = message("site/refused", site="Testbed", contact="help@example.org", link="https://example.org/ml")
+    for script in ("torchrun", file.parent / "none.py"):  # before MPI_Init, and after
+        done = check(job(quick, file, 2, script), 3)
+        assert done.stderr.count(words) == 1
+        assert ("start with: mpiexec python -m mpiddp x.py" in done.stderr) == (script == "torchrun")
+
+
+def test_a_program_with_its_own_main_has_the_variables_too(quick: Mpi, file: Path) -> None:
+    need(quick.missing())
+    file.write_text(HEAD + VARIABLE + VARIABLE.replace("A_NAME", "OWN") + "harmful_if_different = true\n")
+    code = f"import mpiddp\nwith mpiddp.process_group():\n    {PRINTS.replace('; ', chr(10) + '    ')}\n"
+    done = check(processes.run(
+        *mpiexec_command(quick, 2, "-c", code), timeout=100, cwd=ROOT,
+        env={**single_node_environ(quick), **on_path(ROOT), "MPIDDP_SITE": str(file), "SHOWN": "A_NAME", "OWN": "2"}))
+    assert done.stdout == "A_NAME=1\n" * 2
+    assert len(find("site/different_variable", done.stderr, item="OWN", value="2")) == 1
