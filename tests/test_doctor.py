@@ -761,14 +761,17 @@ ODD_WORDS = (
     "done\n", "f() { ", "f\n", "eval ", "&", "|", ";", "#SBATCH -n 4\n", "#SBATCH -N\n", "\\", "torchrun ", "-", "--",
     "=", "$((", "))", "case $A in a) ", "esac\n", "bash -c ", "$1", "[[ -n $B ]] && ", "cd ", "\u20ac", "--n=",
     "module load ", "conda activate ", "source ", "trap ", "export ", "> ")
+OUR_SCRIPTS = [file.read_text() for file in sorted((ROOT / "batch").glob("*.sh"))]
 
 
-@pytest.mark.thorough("each rule's scripts, and those that cannot be read")
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
 def test_no_script_is_too_odd(data: st.DataObject) -> None:
     """A script that was cut and stirred is read, or refused in one line."""
-    text = "".join(data.draw(st.lists(st.sampled_from(ODD_WORDS), max_size=40)))
+    text = data.draw(st.sampled_from(["", *OUR_SCRIPTS]))
+    for word in data.draw(st.lists(st.sampled_from(ODD_WORDS), max_size=40)):
+        begin = data.draw(st.integers(0, len(text)))
+        text = text[:begin] + word + text[begin + data.draw(st.integers(0, 40)):]
     try:
         read_script = read_from_text("job.sh", HEAD + text)
     except NotABatchScript as error:

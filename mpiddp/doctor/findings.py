@@ -202,7 +202,7 @@ def count(number_of: int, noun: str) -> str:
 def insert_option(context: Context, launch: Launch, option: str) -> str:
     """Return the line that names the launcher with another option of it; empty if there is no such line."""
     name = "flux run" if launch.launcher == "flux" else launch.launcher
-    return change_line(context, launch, rf"(?<![\w/.-]){re.escape(name)}(?=\s|[\"')]|$)", rf"\g<0> {option}")
+    return change_line(context, launch, rf"(?<![\w/.-]){re.escape(name)}(?=\s|[\"')]|$)", f"{name} {option}")
 
 
 def change_line(context: Context, launch: Launch, pattern: str, replacement: str) -> str:
@@ -212,7 +212,7 @@ def change_line(context: Context, launch: Launch, pattern: str, replacement: str
     found = [line for line in own if re.search(pattern, line)][:1]
     others = [line for line in script if re.search(pattern, line) and not line.lstrip().startswith("#")]
     lines = found or (others if len(others) == 1 else [])
-    return re.sub(pattern, replacement, lines[0], count=1).strip() if lines else ""
+    return re.sub(pattern, lambda _: replacement, lines[0], count=1).strip() if lines else ""
 
 
 def parse_memory_mb(text: str) -> float | None:

@@ -64,7 +64,7 @@ def check_mpi_interface(context: Context) -> Iterator[Problem]:
             continue
         fitting = FITTING_MPI.get(library, "pmix")
         correct = insert_option(context, launch, f"--mpi={fitting}") if given is None else change_line(
-            context, launch, rf"--mpi[= ]{given}\b", f"--mpi={fitting}")
+            context, launch, rf"--mpi[= ]{re.escape(given)}\b", f"--mpi={fitting}")
         correct = correct or f"srun --mpi={fitting}"
         if given is None:
             if is_cray(context) or step.request.tasks == 1:
@@ -76,7 +76,7 @@ def check_mpi_interface(context: Context) -> Iterator[Problem]:
         elif library == "Cray MPICH" and given != "cray_shasta" and not launch.container:
             yield Problem(Severity.ERROR, launch.line, f"srun --mpi={given} with Cray MPICH (module {module})",
                           "Cray MPICH connects by the default of srun on a Cray",
-                          change_line(context, launch, rf"\s--mpi[= ]{given}\b", ""))
+                          change_line(context, launch, rf"\s--mpi[= ]{re.escape(given)}\b", ""))
         elif given == "none":
             yield Problem(Severity.ERROR, launch.line, "srun --mpi=none", "the processes do not find each other: each "
                           "trains alone, or the start fails", correct)
