@@ -666,6 +666,11 @@ def test_a_script_that_does_not_break_a_rule(name: str, parts: tuple[str, str]) 
      "mpi-interface", "SRUN='srun --mpi=pmi2 -c8'"),
     ("OPTIONS=(--log-dri logs)\n" + START.replace("train.py", '"${OPTIONS[@]}" train.py'), "unknown-option",
      "OPTIONS=(--log-dir logs)"),
+    (START.replace("train.py", "--nproc-per-node 4 --quiet train.py"), "unknown-option",
+     START.replace("train.py", "--quiet train.py").strip()),
+    ("export MPIDDP_LOG_DRI=logs\n" + START, "unknown-option", "export MPIDDP_LOG_DIR=logs"),
+    (START.replace("python", "apptainer exec -B /a image.sif python"), "container-gpus",
+     START.replace("python", "apptainer exec --nv -B /a image.sif python").strip()),
     ("mpirun -np 4 --bind-to none python -m mpiddp train.py\n", "mpirun-ranks",
      "mpirun --bind-to none python -m mpiddp train.py"),
 ])

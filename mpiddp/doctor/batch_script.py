@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from .directives import Directive, Request, Scheduler, read_directives, read_request
 from .launches import Launch, Program, Reader
-from .shell import SHELLS, Command, Note, QuoteError, Shell, parse
+from .shell import SHELLS, Command, Note, QuoteError, Shell, parse_statements
 
 __all__ = ["BatchScript", "Command", "Directive", "Launch", "NotABatchScript", "Note", "Program", "Request",
            "Scheduler", "read", "read_from_text"]
@@ -104,7 +104,7 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
     own = {name: value for name, value in environ.items() if is_empty_if_unset(name)}  # a job sets the others anew
     shell = Shell({**own, **scheduler_variables(scheduler, options, request)}, is_empty)
     try:
-        shell.follow(parse(text.encode(errors="replace").decode()))
+        shell.follow(parse_statements(text.encode(errors="replace").decode()))
     except QuoteError as error:
         raise NotABatchScript(f"line {error.line} has a quote ({error.quote}) that is not closed") from None
     except RecursionError:

@@ -16,6 +16,7 @@ MAKERS = ("cp", "rsync", "tar", "unzip", "git", "wget", "curl", "sbcast", "ln", 
 NODE_FOLDERS = re.compile(r"(/tmp|/var/tmp|/dev/shm|/local(scratch|_scratch|disk)?|/scratch/local|/mnt/nvme|/lscratch)"
                           r"(/|$)|\$\{?(TMPDIR|SLURM_TMPDIR|LOCAL_SCRATCH|LOCALSCRATCH|JOB_TMPDIR)\b")
 WRONG_CHARACTERS = re.compile("[\u2013\u2014\u201c\u201d\u2018\u2019\u00a0]")
+PLAIN_CHARACTERS = str.maketrans("\u201c\u201d\u2018\u2019\u00a0", "\"\"'' ")
 CONDA_FOLDERS = r"conda|miniforge|mambaforge"
 PYTHON_MODULES = re.compile(r"(python|anaconda|miniconda|conda|pytorch|torch|cray-python|miniforge)", re.IGNORECASE)
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE")
@@ -31,7 +32,7 @@ SLOW_VARIABLES = {
 }
 
 
-@rule("late-directive", "directives behind the first command, which are not read")
+@rule("late-directive", "directives after the first command, which are not read")
 def check_late_directive(context: Context) -> Iterator[Problem]:
     """Look for directives that the batch system ignores."""
     for directive in context.script.directives:
@@ -49,7 +50,7 @@ def check_directive_text(context: Context) -> Iterator[Problem]:
         if WRONG_CHARACTERS.search(text):
             yield Problem(Severity.ERROR, directive.line, "a typographic dash, quote or space in a directive",
                           "it is not read as an option; it was probably copied from a web page",
-                          re.sub("[\u2013\u2014]-?", "--", text).replace("\u00a0", " "))
+                          re.sub("-*[\u2013\u2014]+-*", "--", text.translate(PLAIN_CHARACTERS)))
         elif context.script.scheduler is Scheduler.SLURM and (match := re.search(r"\$\{?\w+\}?|\$\(", text)):
             is_output = {"output", "error"} & set(directive.options)
             yield Problem(Severity.ERROR, directive.line, f"{match[0]} in a directive",
@@ -57,7 +58,7 @@ def check_directive_text(context: Context) -> Iterator[Problem]:
                               "the output goes to a folder with that name" if is_output else "it refuses the value"),
                           "#SBATCH --output=%x-%j.out     # %u user, %x job name, %j job number" if is_output else "")
         elif context.script.scheduler is Scheduler.PBS and " #" in directive.text:
-            yield Problem(Severity.ERROR, directive.line, "a comment behind a directive of PBS", "qsub refuses it",
+            yield Problem(Severity.ERROR, directive.line, "a comment after a directive of PBS", "qsub refuses it",
                           text)
     for number, line in enumerate(context.script.lines, 1):
         if re.match(r"#(sbatch|SBTACH|SBACTH|SBATHC|SABTCH|SBATCh|Sbatch)\b|#SBATCH-|[ \t]+#SBATCH\s+-", line):
@@ -245,7 +246,7 @@ def check_other_python(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.ERROR, line, f"{program} is not the Python of the environment",
                           f"line {last.line} activates an environment, which this path leaves out", "python")
         elif all(command.line > line for command in activations) and not step.launch.in_loop:
-            yield Problem(Severity.ERROR, last.line, "the environment is activated behind the training",
+            yield Problem(Severity.ERROR, last.line, "the environment is activated after the training",
                           "the training runs with another Python", last.text)
         else:
             later = [command for command in context.script.commands
@@ -253,7 +254,7 @@ def check_other_python(context: Context) -> Iterator[Problem]:
                      and any(PYTHON_MODULES.match(word) for word in command.words[1:])]
             for command in later[:1]:
                 yield Problem(Severity.WARNING, command.line,
-                              f"a module with a Python behind the environment of line {last.line}",
+                              f"a module with a Python is loaded after the environment of line {last.line}",
                               "its Python comes first in PATH and hides that of the environment",
                               f"{command.text}     # above line {last.line}")
 
@@ -324,7 +325,7 @@ def check_copied_variables(context: Context) -> Iterator[Problem]:
     if names and programs == {Program.MPIDDP}:
         yield Problem(Severity.NOTE, min(lines.values()), f"{', '.join(names)}: mpiddp sets "
                       f"{'them' if len(names) > 1 else 'it'} itself",
-                      "the lines have no effect on the ranks and can go")
+                      "it replaces their values in the ranks: remove the lines")
 
 
 @rule("slow-variables", "variables that slow training down")

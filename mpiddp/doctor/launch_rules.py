@@ -189,14 +189,24 @@ def check_split_world(context: Context) -> Iterator[Problem]:
         if is_standalone or given in (None, "1"):
             how = "--standalone" if is_standalone else "without --nnodes" if given is None else "--nnodes=1"
             yield Problem(Severity.ERROR, launch.line, f"{launch.program.value} {how} on {nodes} nodes",
-                          "each node trains alone", f"--nnodes={nodes}")
+                          "each node trains alone", set_nodes(context, launch, nodes))
         elif given.isdigit() and int(given) != nodes:
             yield Problem(Severity.ERROR, launch.line, f"--nnodes={given} on {nodes} nodes",
-                          "torchrun waits for nodes that do not come, or leaves nodes out", f"--nnodes={nodes}")
+                          "torchrun waits for nodes that do not come, or leaves nodes out",
+                          set_nodes(context, launch, nodes))
         elif re.match(r"(localhost|127\.0\.0\.1|0\.0\.0\.0)(:|$)",
                       endpoint or find_option(launch.options, "master-addr") or ""):
             yield Problem(Severity.ERROR, launch.line, f"the address of the first node is localhost, on {nodes} nodes",
                           "each node waits for itself", "python -m mpiddp needs no address")
+
+
+def set_nodes(context: Context, launch: Launch, nodes: int) -> str:
+    """Return torchrun's line with the number of nodes."""
+    correct = f"--nnodes={nodes}"
+    return (change_line(context, launch, r"--nnodes[= ]\S+", correct)
+            or change_line(context, launch, "--standalone",
+                           f"{correct} --rdzv-backend=c10d --rdzv-endpoint=$(hostname):29500")
+            or change_line(context, launch, r"\btorchrun\b", f"torchrun {correct}") or correct)
 
 
 @rule("early-variable", "a task's variable that the batch script expands, so that all tasks get the same")
@@ -260,15 +270,26 @@ def check_unknown_option(context: Context) -> Iterator[Problem]:
         if launch.program is not Program.MPIDDP:
             continue
         for text in find_option_errors(launch):
-            match = re.search(r"arguments: (\S+); did you mean (--[\w-]+)", text)
-            correct = change_line(context, launch, rf"{re.escape(match[1])}\b", match[2]) or match[2] if match else ""
-            yield Problem(Severity.ERROR, launch.line, text, "mpiddp ends with status 2 before the training", correct)
+            yield Problem(Severity.ERROR, launch.line, text, "mpiddp ends with status 2 before the training",
+                          correct_option(context, launch, text))
     variables = {**context.script.variables, **{
         name: value for launch in context.script.launches for name, value in launch.assignments.items()}}
     for text in find_unknown_variables(variables):
-        name = text.split(" ")[0]
-        yield Problem(Severity.WARNING, context.script.variable_lines.get(name), f"no such option: {text}",
-                      "the variable has no effect", next(iter(re.findall(r"did you mean (\w+)", text)), ""))
+        name, line = text.split(" ")[0], context.script.variable_lines.get(text.split(" ")[0])
+        correct = next(iter(re.findall(r"did you mean (\w+)", text)), "")
+        yield Problem(Severity.WARNING, line, f"no such option: {text}", "the variable has no effect",
+                      context.script.lines[line - 1].strip().replace(name, correct) if line and correct else correct)
+
+
+def correct_option(context: Context, launch: Launch, error: str) -> str:
+    """Return the line with the option that may be meant, or without one that mpiddp does not have."""
+    match = re.search(r"arguments: (\S+?)(?:; (?:did you mean (--[\w-]+))?.*)?$", error)
+    if match is None:
+        return ""
+    option = re.escape(match[1])
+    if match[2]:
+        return change_line(context, launch, rf"(?<![\w-]){option}\b", match[2])
+    return change_line(context, launch, rf"\s{option}([= ]\d+)?(?!\S)", "")
 
 
 def find_option_errors(launch: Launch) -> list[str]:

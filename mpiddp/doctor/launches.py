@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..options.table import FLAGS, OPTIONS, split_command
 from ..supervise.command import MPI_COUNT_OPTIONS, MPI_NODE_OPTIONS, MPI_OPTION_VALUES, PALS
 from .directives import flux_options, getopt, slurm_options
-from .shell import SHELLS, Command, QuoteError, Shell, Word, parse
+from .shell import SHELLS, Command, QuoteError, Shell, Word, parse_statements
 
 MPI_LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi", "mpirun.openmpi",
                  "mpirun.mpich", "orterun", "prterun", "aprun", "mpirun_rsh")
@@ -203,7 +203,7 @@ class Reader:
             return base
         shell = Shell({**self._environment}, self._is_empty, parameters)
         try:
-            shell.follow(parse(text))
+            shell.follow(parse_statements(text))
         except QuoteError:
             self.notes.append((command.line, f"the text that {words[0]} runs has an open quote"))
             return base

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .batch_script import Program, Scheduler
+from .batch_script import Launch, Program, Scheduler
 from .findings import (
     GPU_OPTIONS,
     STARTERS,
@@ -77,7 +77,8 @@ def suggest_processes(context: Context, step: Step, gpus: int) -> str:
     """Return the line or option that starts one process per GPU."""
     launch = step.launch
     if launch.program in (Program.TORCHRUN, Program.TORCH_LAUNCH):
-        return f"--nproc-per-node={gpus}"
+        correct = f"--nproc-per-node={gpus}"
+        return change_line(context, launch, r"--nproc[-_]per[-_]node[= ]\S+", correct) or correct
     if launch.program is Program.ACCELERATE:
         return f"--num_processes={gpus * (step.request.nodes or 1)}"
     if launch.program is Program.DEEPSPEED:
@@ -303,7 +304,8 @@ def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
         if per_node.isdigit() and job.nodes and int(per_node) * job.nodes != int(ranks):
             yield Problem(Severity.ERROR, launch.line, f"{ranks} ranks, but {per_node} on each of "
                           f"{count(job.nodes, 'node')}", "nodes get different numbers of ranks, or the start fails",
-                          f"{launch.launcher} -n {int(per_node) * job.nodes}")
+                          change_line(context, launch, rf"-np?[= ]{ranks}\b", f"-n {int(per_node) * job.nodes}")
+                          or f"{launch.launcher} -n {int(per_node) * job.nodes}")
         elif not per_node and job.tasks and int(ranks) != job.tasks and not (
                 context.script.scheduler is Scheduler.SLURM and "ntasks" not in context.script.options
                 and "ntasks-per-node" not in context.script.options and job.nodes == 1 and int(ranks) == 1):
@@ -331,10 +333,18 @@ def check_container_gpus(context: Context) -> Iterator[Problem]:
             if {"--nv", "--nvccli", "--rocm"}.isdisjoint(launch.wrapper_words) and not any(
                     re.search(r"_(NV|ROCM|NVCCLI)$", name) for name in names) and not has_unknown_word(step):
                 yield Problem(Severity.ERROR, launch.line, f"{launch.container} without --nv or --rocm",
-                              "torch sees no GPU in the container", f"{launch.container} exec --nv     # AMD: --rocm")
+                              "torch sees no GPU in the container (--nv for NVIDIA, --rocm for AMD)",
+                              insert_word(context, launch, launch.container, "--nv"))
         elif launch.container == "podman-hpc" and "--gpu" not in launch.wrapper_words and not has_unknown_word(step):
             yield Problem(Severity.ERROR, launch.line, "podman-hpc without --gpu", "torch sees no GPU in the container",
-                          "podman-hpc run --gpu")
+                          insert_word(context, launch, "podman-hpc", "--gpu"))
+
+
+def insert_word(context: Context, launch: Launch, program: str, option: str) -> str:
+    """Return the line that starts a container, with another option."""
+    verb = "run" if "run" in launch.wrapper_words else "exec"
+    return change_line(context, launch, rf"\b{program} {verb}\b", f"{program} {verb} {option}") or (
+        f"{program} {verb} {option}")
 
 
 def has_unknown_word(step: Step) -> bool:

@@ -104,25 +104,32 @@ class QuoteError(ValueError):
 
 
 def parse(text: str) -> Node:
-    """Return the syntax tree's root; raise QuoteError if a quote is not closed.
-
-    The parser sometimes takes `A=1 B=2` at the end of a line for the beginning of the next line's command: a semicolon
-    in the text that it reads separates them.
-    """
-    parser, source = Parser(Language(tree_sitter_bash.language())), text.encode()
-    root = parser.parse(source).root_node
-    for _ in range(MAX_REPAIRS):
-        ends = sorted(find_joined_lines(root), reverse=True)
-        if not ends:
-            break
-        for end in ends:
-            source = source[:end] + b";" + source[end:]
-        root = parser.parse(source).root_node
+    """Return the syntax tree's root, whose places are those of the text; raise QuoteError if a quote is not closed."""
+    root = Parser(Language(tree_sitter_bash.language())).parse(text.encode()).root_node
     for node in find_errors(root):
         for part in (node, *node.children):
             quote = read_text(part).lstrip()[:1]
             if quote in ("'", '"', "`") and (part.type == quote or part.type == "ERROR" or part.is_missing):
                 raise QuoteError(part.start_point.row + 1, quote)
+    return root
+
+
+def parse_statements(text: str) -> Node:
+    """Return the root of a syntax tree in which each line's assignments are its own; its lines are those of the text.
+
+    The parser sometimes takes `A=1 B=2` at the end of a line for the beginning of the next line's command: a semicolon
+    in the text that it reads separates them.
+    """
+    root = parse(text)
+    for _ in range(MAX_REPAIRS):
+        source = text.encode()
+        ends = sorted(find_joined_lines(root), reverse=True)
+        if not ends:
+            break
+        for end in ends:
+            source = source[:end] + b";" + source[end:]
+        text = source.decode()
+        root = parse(text)
     return root
 
 
@@ -381,7 +388,7 @@ class Shell:
     def _follow_text(self, text: str, command: Command, node: Node) -> None:
         """Follow the text of an `eval`."""
         try:
-            root = parse(text)
+            root = parse_statements(text)
         except QuoteError:
             self._note(node, f"the text of this eval could not be read: {command.text}")
             return

@@ -56,8 +56,7 @@ def check_signal_batch(context: Context) -> Iterator[Problem]:
     elif to_shell and trap is not None and not launch.is_background:
         yield Problem(Severity.ERROR, trap.line, f"the trap for SIG{name} waits for the end of the training",
                       "bash runs a trap only after the command in the foreground has ended",
-                      f"{launch.text.splitlines()[0].rstrip(chr(92)).strip()} … & wait" if "\n" in launch.text else
-                      f"{launch.text} & wait")
+                      f"{launch.text.splitlines()[-1].strip()} & job=$!; wait $job; wait $job")
     elif to_shell and trap is not None and is_one_wait(context, trap):
         wait = next(command.line for command in context.script.commands if command.words[0] == "wait")
         yield Problem(Severity.WARNING, wait, f"SIG{name} ends this wait",
