@@ -46,6 +46,7 @@ from tests.support import (
     first_of,
     mpiexec,
     mpiexec_command,
+    on_path,
     single_node_environ,
 )
 
@@ -396,7 +397,7 @@ def test_a_state_folder_that_is_not_absolute_does_not_count(quick: Mpi, tmp_path
     name = f"mpiddp-tests-{os.getpid()}"
     try:
         done = check(mpiexec(quick, 1, "--no-init", "-c", FINDS_CARD, cwd=tmp_path,
-                             env={"XDG_STATE_HOME": name, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}))
+                             env={"XDG_STATE_HOME": name, "HOME": str(tmp_path), **on_path(ROOT)}))
         assert done.stdout == "1\n"
         assert not Path("/", name).exists()
         assert not (tmp_path / name).exists()
@@ -459,7 +460,7 @@ def test_a_signal_that_a_program_uses_itself(quick: Mpi, state: dict[str, str], 
                       "time.sleep(3)\nprint(seen)\nmpiddp.destroy_process_group()\n")
     with asked(0.5) as answers:
         done = check(processes.run(*mpiexec_command(quick, 2, script), timeout=DEADLINE_S, cwd=ROOT,
-                                   env={**single_node_environ(quick), **state, "PYTHONPATH": str(ROOT)}))
+                                   env={**single_node_environ(quick), **state, **on_path(ROOT)}))
     assert done.stdout == "[]\n" * 2
     assert answers[0] > 0
 
