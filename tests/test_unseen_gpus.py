@@ -158,7 +158,7 @@ def test_a_torch_that_sees_no_gpu_is_refused() -> None:
 
 
 def test_a_job_with_gpus_and_a_torch_for_the_cpu(quick: Mpi) -> None:
-    done = check(mpiexec(quick, 1, HELLO, env=TWO), 3)
+    done = check(mpiexec(quick, 2, HELLO, env=TWO), 3)
     assert done.stderr.count("mpiddp: cannot start:") == 1
     assert "mpiddp: cannot start: no-gpu-seen\n" in done.stderr
     assert find("launch/no_gpu_seen", done.stderr, build="CPUs only")
