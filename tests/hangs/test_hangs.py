@@ -105,8 +105,9 @@ def test_a_job_that_hangs(
     assert is_found(found, place, finding), found
 
 
+@pytest.mark.thorough("test_a_hang_is_reported_and_ends_the_job, and where a rank hangs in test_a_job_that_hangs")
 @pytest.mark.mpi
-@pytest.mark.parametrize("kind", first_of([kind for kind, _, _ in ZOO_OF]))
+@pytest.mark.parametrize("kind", [kind for kind, _, _ in ZOO_OF])
 def test_a_hang_is_reported_in_time(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
