@@ -122,7 +122,7 @@ def test_numbers_have_three_digits() -> None:
         "0.000", "0.0012", "0.012", "1.20", "13.2", "312", "1,000", "1,840"]
 
 
-@pytest.mark.parametrize("nodes", first_of([1, 2, 3, 16, 64, 256], 4))
+@pytest.mark.parametrize("nodes", first_of([1, 2, 3, 24, 64, 256], 4))
 def test_a_picture_is_well_formed_small_and_soon_there(nodes: int, tmp_path: Path) -> None:
     need(MATPLOTLIB)
     figures = many(nodes) if nodes > 3 else fabric(nodes, 2, Faults(sends={1: 0.4}), seed=3)
