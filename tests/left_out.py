@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import sys
 from collections import Counter
@@ -26,6 +27,7 @@ class Collector:
         self.items = session.items
 
 
+@functools.cache
 def collect() -> list[pytest.Item]:
     """Return all tests."""
     collector = Collector()

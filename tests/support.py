@@ -30,7 +30,7 @@ PROGRAMS = ROOT / "tests" / "programs"
 SLURM_PMI2_LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libpmi2.so.0")
 DEADLINE_S = 100  # for one job; many times what it needs on an idle machine
 SCRATCH = "TESTS_SCRATCH"  # a variable, which processes that are started here inherit
-LIGHT = {"PYTHONPATH": str(ROOT / "tests/standins/light")}  # for jobs in which torch makes no difference
+LIGHT = {"PYTHONPATH": str(ROOT / "tests/standins/light/site-packages")}  # for jobs in which torch makes no difference
 SHARED = ("mpich_shm_*", "sm_segment.*", "vader_segment.*")  # what MPI leaves of jobs that were killed
 STRICT = os.environ.get("MPIDDP_TEST_STRICT") == "1"
 

@@ -86,7 +86,7 @@ def test_a_pipe_that_does_not_block_and_is_full(quick: Mpi) -> None:
 def test_the_table_of_a_check_that_cannot_be_written(quick: Mpi) -> None:
     """The launcher sees neither this nor another status of a rank's own: the rank's stdout is led away."""
     need(quick.missing())
-    _, *rest = mpiexec_command(quick, 2, "-m", "mpiddp.check", "--quick", "--nodes-only")
+    _, *rest = mpiexec_command(quick, 1, "-m", "mpiddp.check", "--quick", "--nodes-only")
     at = rest.index(str(quick.python))
     shell = ["sh", "-c", 'exec "$0" "$@" > /dev/full']
     done = processes.run(str(quick.mpiexec), *rest[:at], *shell, *rest[at:], timeout=DEADLINE_S,

@@ -26,6 +26,7 @@ from tests.support import (
     mpiexec,
     mpiexec_command,
     need,
+    on_path,
     single_node_environ,
     srun,
 )
@@ -76,15 +77,18 @@ def test_wrong_arguments(quick: Mpi, arguments: list[object], status: int, words
 
 @pytest.mark.torch
 def test_nccl_without_a_gpu(quick: Mpi) -> None:
-    done = mpiexec(quick, 2, "--backend", "nccl", HELLO, env={"CUDA_VISIBLE_DEVICES": ""})
+    done = alone(quick, "-m", "mpiddp", "--backend", "nccl", HELLO, env={"CUDA_VISIBLE_DEVICES": ""})
     check_refused(done, 3, "cannot start: backend-unavailable")
     assert find("launch/backend_unavailable", done.stderr, backend="nccl", devices="no GPU")
 
 
 @pytest.mark.torch
 def test_a_device_that_is_not_there(quick: Mpi) -> None:
-    done = mpiexec(quick, 2, "--device", "cuda", HELLO, env={"CUDA_VISIBLE_DEVICES": ""})
+    done = alone(quick, "-m", "mpiddp", "--device", "cuda", HELLO, env={"CUDA_VISIBLE_DEVICES": ""})
     check_refused(done, 3, "cannot start: device-unavailable")
+
+
+def test_the_cpu_may_be_asked_for(quick: Mpi) -> None:
     assert check(mpiexec(quick, 2, "--device", "cpu", HELLO)).stdout.count(":gloo]") == 2
 
 
@@ -170,14 +174,13 @@ def test_a_rank_that_hangs_ends_the_job_at_the_deadline(
         "sys.path.remove(os.path.dirname(__file__))\ndel sys.modules['torch']\nimport torch\n"
         f"if os.environ.get('PMI_RANK') == '1':\n    {lines}\n")
     start = time.monotonic()
-    done = mpiexec(quick, 2, "--startup-timeout", timeout, HELLO, env={"PYTHONPATH": str(tmp_path)})
+    done = mpiexec(quick, 2, "--startup-timeout", timeout, HELLO, env=on_path(tmp_path))
     check_refused(done, 3, "cannot start: startup-timeout")
     assert len(find(name, done.stderr, seconds=timeout, **fields)) == 1
     assert time.monotonic() - start < 60
 
 
 @pytest.mark.long
-@pytest.mark.torch
 def test_the_start_has_one_clock(quick: Mpi, tmp_path: Path) -> None:
     """What MPI_Init took counts: the deadline is that of the sentinels, and rank 0 names who is late in time."""
     need(quick.missing())
@@ -190,7 +193,7 @@ def test_the_start_has_one_clock(quick: Mpi, tmp_path: Path) -> None:
     python = command.index(str(quick.python))
     start = time.monotonic()
     done = processes.run(*command[:python], "sh", "-c", late, "sh", *command[python:], timeout=DEADLINE_S, cwd=ROOT,
-                         env={**single_node_environ(quick), "PYTHONPATH": str(tmp_path)})
+                         env={**single_node_environ(quick), **on_path(tmp_path)})
     assert time.monotonic() - start < 15 + 22  # when a clock that began after MPI_Init would end
     (late,) = find("launch/startup_timeout", done.stderr, seconds=22, missing=1, ranks=2)
     assert re.fullmatch(r"rank 1 on \S+ \(importing torch\)", late["names"])

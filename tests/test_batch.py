@@ -235,10 +235,11 @@ deepspeed_config:
 @pytest.mark.parametrize(("told", "arrives"), [
     (FSDP, {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_MIN_NUM_PARAMS": "2000",
             "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP", "ACCELERATE_DYNAMO_BACKEND": "EAGER"}),
-    (DEEPSPEED, {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
-                 "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
-                 "ACCELERATE_CONFIG_DS_FIELDS":
-                     "gradient_accumulation_steps,zero3_init_flag,zero_stage,mixed_precision"}),
+    pytest.param(DEEPSPEED, {
+        "ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+        "ACCELERATE_CONFIG_DS_FIELDS": "gradient_accumulation_steps,zero3_init_flag,zero_stage,mixed_precision",
+    }, marks=pytest.mark.thorough),
 ])
 def test_what_an_accelerate_configuration_says_arrives(tmp_path: Path, told: str, arrives: dict[str, str]) -> None:
     """The script's own lines, with a shell instead of Slurm: FSDP and DeepSpeed need GPUs."""

@@ -11,7 +11,18 @@ from mpiddp.discovery.mpi import CRAY_MPICH, name_library
 from mpiddp.planning.environment import choose_fork_safety, disable_gpu_support
 from tests import processes
 from tests.messages import message
-from tests.support import DEADLINE_S, PROGRAMS, ROOT, Mpi, check, first_of, mpiexec_command, need, single_node_environ
+from tests.support import (
+    DEADLINE_S,
+    PROGRAMS,
+    ROOT,
+    Mpi,
+    check,
+    first_of,
+    mpiexec_command,
+    need,
+    on_path,
+    single_node_environ,
+)
 
 pytestmark = pytest.mark.light
 
@@ -61,7 +72,7 @@ def test_a_job_on_a_cray(keep: bool, quick: Mpi) -> None:
     names = ("MPICH_GPU_SUPPORT_ENABLED", "RDMAV_FORK_SAFE", "FI_EFA_FORK_SAFE")
     code = f"import os; print(*map(os.environ.get, {names}))"
     command = mpiexec_command(quick, 2, PROGRAMS / "on_cray.py", *["--gpu-aware-mpi"] * keep, "-c", code)
-    env = {**single_node_environ(quick), "PYTHONPATH": str(ROOT), "MPICH_GPU_SUPPORT_ENABLED": "1"}
+    env = {**single_node_environ(quick), **on_path(ROOT), "MPICH_GPU_SUPPORT_ENABLED": "1"}
     done = check(processes.run(*command, timeout=DEADLINE_S, env=env, cwd=ROOT))
     assert done.stdout.splitlines() == [f"{int(keep)} 1 1"] * 2
     warned = [line for line in done.stderr.splitlines() if "gpu-aware-mpi" in line]

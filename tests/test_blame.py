@@ -58,7 +58,8 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", ["mpich", "openmpi4", pytest.param("openmpi5", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", ["mpich", pytest.param("openmpi4", marks=pytest.mark.light),
+                                  pytest.param("openmpi5", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("end", ENDS)
 def test_a_rank_that_was_killed_is_blamed_also_where_another_catches_its_loss(
     name: str, end: str, script: Path
@@ -71,6 +72,7 @@ def test_a_rank_that_was_killed_is_blamed_also_where_another_catches_its_loss(
     assert done.stderr.count("mpiddp: failed: ") == 1
 
 
+@pytest.mark.light
 def test_an_exit_is_reported_with_what_was_caught(quick: Mpi, script: Path) -> None:
     script.write_text(HEAD + CATCHES.format(fault=RAISE, end="sys.exit(5)"))
     done = check(mpiexec(quick, 2, script), 5)
@@ -80,6 +82,7 @@ def test_an_exit_is_reported_with_what_was_caught(quick: Mpi, script: Path) -> N
     assert report["where"] == f"{script}:8 main"
 
 
+@pytest.mark.light
 def test_a_server_of_the_scripts_own_is_no_peer(quick: Mpi, script: Path, tmp_path: Path) -> None:
     script.write_text(HEAD + METRICS)
     done = check(mpiexec(quick, 2, "--error-file", tmp_path / "error.json", script), 1)
@@ -88,6 +91,7 @@ def test_a_server_of_the_scripts_own_is_no_peer(quick: Mpi, script: Path, tmp_pa
     assert json.loads((tmp_path / "error.json").read_text())["message"]["extraInfo"]["kind"] == "own"
 
 
+@pytest.mark.light
 @pytest.mark.parametrize("how", [
     "raise KeyboardInterrupt",
     pytest.param("threading.Timer(0.2, _thread.interrupt_main).start()", marks=pytest.mark.thorough)])
@@ -110,6 +114,7 @@ def test_an_interrupt_that_was_sent(end: str, quick: Mpi, script: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.light
 @pytest.mark.mpi
 @pytest.mark.parametrize(("name", "cause"), [
     ("mpich", r"Exception: Invalid rank: .*Invalid rank has value 77"),

@@ -149,6 +149,7 @@ def test_a_rank_alone_says_what_it_cannot_be_compared_with(quick: Mpi) -> None:
     assert message("check/no_findings") in said
 
 
+@pytest.mark.light
 @pytest.mark.parametrize(("options", "status", "words"), [
     (["--quik"], 2, "mpiddp.check: unrecognized arguments: --quik; did you mean --quick? (see python -m mpiddp.check"),
     (["--backend", "none"], 3, "mpiddp: cannot start: "),

@@ -36,6 +36,7 @@ from tests.support import (
     mpiexec_command,
     need,
     noise,
+    on_path,
     single_node_environ,
 )
 
@@ -56,11 +57,8 @@ def finding(host: str, quantity: str = "matrix", words: str = "") -> Finding:
 
 
 def one_rank_in(group: Path, mpi: Mpi, *arguments: object) -> Done:
-    """Run two ranks, the second of which is in a cgroup; the first is one core's share ahead of nobody."""
-    put = f'if [ "${{PMI_RANK}}" = 1 ]; then echo $$ > {group}/cgroup.procs; fi; exec "$@"'
-    job = mpiexec_command(mpi, 2)
-    command = [*job[:-1], "sh", "-c", put, "sh", str(mpi.python), "-m", "mpiddp", *map(str, arguments)]
-    return processes.run(*command, timeout=DEADLINE_S, env=single_node_environ(mpi), cwd=ROOT)
+    """Run two ranks, the second of which is in a cgroup from the check on."""
+    return mpiexec(mpi, 2, *arguments, module="tests.programs.throttled_check", env={"GROUP": str(group)})
 
 
 @pytest.mark.parametrize(("arguments", "environ", "mode"), [
@@ -120,10 +118,12 @@ def spent_s(trace: Path) -> float:
     return max(found.values())
 
 
+IS_LOADED = "import sys\nprint(any(one.startswith('mpiddp.check') for one in sys.modules))"
+
+
+@pytest.mark.light
 def test_without_it_nothing_of_it_is_imported(quick: Mpi) -> None:
-    code = "import sys\nprint(any(one.startswith('mpiddp.check') for one in sys.modules))"
-    for options, loaded in ([], "False"), (["--check"], "True"):
-        assert check(mpiexec(quick, 1, *options, "-c", code)).stdout == f"{loaded}\n"
+    assert check(mpiexec(quick, 1, "-c", IS_LOADED)).stdout == "False\n"
 
 
 @pytest.mark.alone
@@ -184,8 +184,8 @@ def test_a_second_start_compares_with_the_first(quick: Mpi, first_check: tuple[D
 
 
 def test_a_history_that_cannot_be_written_is_said_once(quick: Mpi, tmp_path: Path) -> None:
-    done = mpiexec(quick, 2, "--check", "--check-history", tmp_path / "none" / "f", HELLO)
-    check_hello(done, 2)
+    done = check(mpiexec(quick, 2, "--check", "--check-history", tmp_path / "none" / "f", "-c", IS_LOADED))
+    assert done.stdout == "True\n" * 2
     assert len(find("check/history_not_recorded", done.stderr, file=tmp_path / "none" / "f")) == 1, done.stderr
 
 
@@ -221,11 +221,12 @@ def test_a_damaged_line_is_left_out(tmp_path: Path, damage: str) -> None:
     assert history.read_entries(str(path)) == ([entry("n1", 1, matrix=1), entry("n1", 2, matrix=2)], 1)
 
 
+@pytest.mark.light
 @pytest.mark.process
 def test_jobs_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     code = ("import sys; from mpiddp.check import history\nfor at in range(25):\n"
             "    history.append_entries(sys.argv[1], [history.Entry(at, sys.argv[2], '', {})])")
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, **on_path(ROOT)}
     jobs = [processes.start([sys.executable, "-c", code, f"{tmp_path}/f", f"n{at}"], env) for at in range(3)]
     assert [one.wait(60) for one in jobs] == [0, 0, 0]
     known, damaged = history.read_entries(f"{tmp_path}/f")
@@ -317,6 +318,7 @@ def test_nodes_of_one_machine_take_turns() -> None:
     assert unknown == [(0, 1)] * 4
 
 
+@pytest.mark.light
 @pytest.mark.long
 @pytest.mark.parametrize(("stopped", "words"), first_of([
     ("1 2", r"2 of 3 ranks: rank 1 on \S+ \(measuring its node\), rank 2 on \S+ \(measuring its node\)"),

@@ -27,6 +27,7 @@ from mpiddp.check.stats.schema import LINK_METRICS, RANK_METRICS, Measurements, 
 from mpiddp.check.stats.tournament import MeetingLog, rounds_needed, shuffled_tournament, tournament
 from tests.benchmarks import accusing
 from tests.messages import find, message
+from tests.support import first_of
 
 Way = tuple[int, int]
 GB = 1e9
@@ -315,10 +316,11 @@ def test_nodes_that_are_cut_off_are_named_and_none_beside_them(size: int, bad: s
     assert seen.failing < 8  # each takes as long as a meeting may
 
 
-def test_no_good_node_is_named_whoever_is_cut_off() -> None:
+@pytest.mark.parametrize("seeds", first_of([range(60), range(60, 300)]), ids=str)
+def test_no_good_node_is_named_whoever_is_cut_off(seeds: range) -> None:
     """Up to half of the nodes, neighbours or not; where nobody can be named, that much is told."""
     named = 0
-    for seed in range(300):
+    for seed in seeds:
         chance = random.Random(seed)
         size = chance.choice([3, 4, 5, 6, 8, 12, 16, 33, 64, 65, 100])
         number, first = chance.randint(1, max(1, (size - 1) // 2)), chance.randrange(size)
@@ -328,7 +330,7 @@ def test_no_good_node_is_named_whoever_is_cut_off() -> None:
         assert seen.findings
         assert seen.failing <= 16
         named += seen.accused == bad
-    assert named > 290
+    assert named > 0.95 * len(seeds)
 
 
 @pytest.mark.parametrize(("size", "part", "named"), [(64, 4, True), (64, 16, True), (8, 3, True), (64, 32, False),
@@ -458,9 +460,10 @@ def test_a_thousand_nodes_are_judged_in_seconds() -> None:
     assert took_s < 10
 
 
-def test_bad_nodes_are_found_and_nobody_else_is_accused() -> None:
-    results = [accusing.compare(seed) for seed in range(60)]
+@pytest.mark.parametrize("seeds", first_of([range(15), range(15, 60)]), ids=str)
+def test_bad_nodes_are_found_and_nobody_else_is_accused(seeds: range) -> None:
+    results = [accusing.compare(seed) for seed in seeds]
     ours = [outcomes["mpiddp.check"] for _, outcomes in results]
-    assert sum(one.found for one in ours) > 60
-    assert not [seed for seed, one in enumerate(ours) if one.missed or one.accused or one.links_accused]
+    assert sum(one.found for one in ours) > len(seeds)
+    assert not [seed for seed, one in zip(seeds, ours, strict=True) if one.missed or one.accused or one.links_accused]
     assert len(accusing.lines(results)) == 1 + 5 * len(accusing.RULES)

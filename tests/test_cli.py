@@ -235,7 +235,6 @@ def test_a_second_group_of_a_launched_job_has_ports_of_its_own(quick: Mpi, tmp_p
     assert second == same != port
 
 
-@pytest.mark.torch
 def test_what_nobody_has_is_told_once(quick: Mpi, tmp_path: Path) -> None:
     """A rank, a variable, and a part of the work for each rank; the logs are where the start says."""
     (script := tmp_path / "alone.py").write_text("print('done')\n")

@@ -313,10 +313,15 @@ def found_by(mpi: Mpi, ranks: int, *options: str, env: dict[str, str] | None = N
     return sorted(map(json.loads, done.stdout.splitlines()), key=lambda one: int(one["rank"]))
 
 
+@pytest.mark.light
 @pytest.mark.mpi
-def test_open_mpis_binding_of_one_rank_is_widened() -> None:
+def test_open_mpis_binding_of_one_rank_may_be_kept() -> None:
     bound, = found_by(MPIS["openmpi4"], 1, "--bind", "launcher")
     assert (len(bound["cpus"]), bound["threads"]) == (1, 1)
+
+
+@pytest.mark.mpi
+def test_open_mpis_binding_of_one_rank_is_widened() -> None:
     wide, = found_by(MPIS["openmpi4"], 1)
     assert (wide["cpus"], wide["child"], wide["threads"]) == (HERE, HERE, CORES)
 
@@ -390,6 +395,10 @@ def test_an_openmp_that_binds_the_importing_thread_takes_nothing_away(quick: Mpi
 def test_the_users_number_of_threads_wins(quick: Mpi) -> None:
     assert [one["threads"] for one in found_by(quick, 1, env={"OMP_NUM_THREADS": "1"})] == [1]
     assert [one["threads"] for one in found_by(quick, 1, "--threads", "2", env={"OMP_NUM_THREADS": "1"})] == [2]
+
+
+@pytest.mark.light
+def test_no_rank_need_be_bound(quick: Mpi) -> None:
     assert found_by(quick, 2, "--bind", "none")[1]["cpus"] == HERE
 
 

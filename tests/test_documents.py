@@ -13,7 +13,7 @@ import pytest
 
 from tests import processes
 from tests.cluster.cluster import RUN
-from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, check, need, single_node_environ
+from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, check, need, on_path, single_node_environ
 from tests.test_readme import FIRST
 
 FOLDERS = ("", ".github", "batch", "batch/*", "examples", "mpiddp", "mpiddp/*", "tests", "tests/*")
@@ -110,7 +110,7 @@ RUN_BY = {
     **dict.fromkeys(("mpirun -n 2 mpiddp train.py", "pip uninstall mpiddp"), (
         "tests/test_readme.py::test_the_first_command_trains", 'mpiexec -n 2 mpiddp')),
     "python -m tests.left_out": (
-        "tests/test_thorough.py::test_the_table_says_what_runs_in_the_place_of_what_is_left_out", "tests.left_out"),
+        "tests/test_layers.py::test_each_test_is_selected_once_and_what_is_left_out_has_a_reason", "tests.left_out"),
     **dict.fromkeys(("python -m mpiddp.doctor", "python -m mpiddp.doctor job.sh"), (
         "tests/test_doctor.py::test_the_command", '"mpiddp", "doctor"')),
     "python -m mpiddp.doctor --convert job.sh": (
@@ -231,13 +231,14 @@ def ranks(command: str) -> int:
 @pytest.mark.mpi
 @pytest.mark.parametrize("command", [
     pytest.param(command, marks=[pytest.mark.cluster] * command.startswith(ON_CLUSTER)
-                 + [pytest.mark.thorough] * (command in LIKE_OTHERS)) for command in AS_THEY_STAND])
+                 + [pytest.mark.thorough] * (command in LIKE_OTHERS) + [pytest.mark.light] * ("--facts" in command))
+    for command in AS_THEY_STAND])
 def test_a_command_as_it_stands(command: str, folder: Path, request: pytest.FixtureRequest) -> None:
     """Where a debugger asks what to do, it is told to go on, and to leave."""
     mpi = MPIS["mpich" if command.startswith("mpiexec") or "pmi2" in command else "openmpi4"]
     need(mpi.missing())
     said = ["sh", "-c", f"printf 'continue\\nquit\\n' | {command}"]
-    where = {"PYTHONPATH": str(ROOT)}
+    where = on_path(ROOT)
     if command.startswith(ON_CLUSTER):
         env = {**mpi.environ(), **where}
         done = request.getfixturevalue("cluster").run(*said, timeout=DEADLINE_S, env=env, cwd=folder)

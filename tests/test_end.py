@@ -55,7 +55,6 @@ def mpi_of_srun(request: pytest.FixtureRequest) -> Mpi:
     return MPIS[request.param]
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize("mpi", first_of(EACH_MPI))
 def test_a_rank_that_fails_gives_the_job_its_status(mpi: Mpi) -> None:
     """The other rank would sleep for ten minutes."""
@@ -228,7 +227,6 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.torch
 def test_the_group_is_there_until_the_last_rank_has_come_to_its_end(
     quick: Mpi, script: Script, tmp_path: Path
 ) -> None:

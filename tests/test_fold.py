@@ -195,7 +195,7 @@ def covers(shown: MergedLines, line: str) -> bool:
                for several, number in zip(values, own.numbers, strict=True))
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)
 @given(streams=STREAMS, data=st.data())
 def test_no_line_is_lost_and_those_of_a_rank_stay_in_order(streams: list[list[str]], data: st.DataObject) -> None:
     """Ranks take turns at random, on two nodes; now and then a window passes, and a rank's node hands on its lines."""

@@ -100,8 +100,8 @@ def check_weights(done: Done, ranks: int) -> None:
 
 
 def test_a_sharded_model_and_its_checkpoint(quick: Mpi, tmp_path: Path) -> None:
-    done = check(mpiexec(quick, 4, PROGRAMS / "sharded.py", tmp_path / "checkpoint"))
-    assert len(re.findall(r"^rank \d/4 in mesh \(2, 2\): same$", done.stdout, re.MULTILINE)) == 4, done.stdout
+    done = check(mpiexec(quick, 2, PROGRAMS / "sharded.py", tmp_path / "checkpoint"))
+    assert len(re.findall(r"^rank \d/2 in mesh \(1, 2\): same$", done.stdout, re.MULTILINE)) == 2, done.stdout
 
 
 @pytest.mark.thorough("the same on one node")

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support import ROOT, Mpi, alone, check
 
+ROW = re.compile(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (.*) \|$", re.MULTILINE)
+
 
 def test_a_unit_test_can_start_no_program() -> None:
     with pytest.raises(AssertionError, match=r"has none of subprocess\.Popen: mark it"):
@@ -22,14 +24,23 @@ def test_a_unit_test_cannot_fork() -> None:
         os.fork()
 
 
-def test_every_test_is_selected_once(quick: Mpi) -> None:
-    """One of the four calls of pytest in tests/run has it, or the one for GPUs."""
+@pytest.mark.light
+def test_each_test_is_selected_once_and_what_is_left_out_has_a_reason(quick: Mpi) -> None:
+    """One of the four calls of pytest in tests/run has it, or the one for GPUs.
+
+    A test that has no case in tests/run names another one in its marker.
+    """
     selections = [*re.findall(r'-m "([^"]*)\$without"', (ROOT / "tests/run").read_text()), "gpu"]
     assert len(selections) == 5
-    code = ("from tests.left_out import collect\n"
-            "for test in collect(): print(*{mark.name for mark in test.iter_markers()})")
-    marks = Counter(frozenset(line.split()) for line in check(alone(quick, "-c", code)).stdout.splitlines())
+    code = ("import runpy\nleft_out = runpy.run_module('tests.left_out', run_name='__main__')\nprint('marks')\n"
+            "for test in left_out['collect'](): print(*{mark.name for mark in test.iter_markers()})")
+    table, lines = check(alone(quick, "-c", code)).stdout.split("\nmarks\n")
+    marks = Counter(frozenset(line.split()) for line in lines.splitlines())
     assert marks.total() > 3000
     for names in marks:
         markers = defaultdict(bool, dict.fromkeys(names, True))
         assert sum(bool(eval(selection, {}, markers)) for selection in selections) == 1, names
+    rows = ROW.findall(table)
+    assert "test_an_end" in {name for name, *_ in rows}
+    assert [name for name, _, _, instead in rows if not instead] == []
+    assert all(int(some) < int(every) for _, some, every, _ in rows)

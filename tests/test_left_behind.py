@@ -143,7 +143,7 @@ def test_shared_memory_of_a_program_with_its_own_main_is_removed(quick: Mpi, tmp
         "print(*{line.split()[5] for line in open('/proc/self/maps') if '/dev/shm/mpich' in line}, flush=True)\n"
         "with mpiddp.process_group():\n    if MPI.COMM_WORLD.rank:\n        sys.exit(7)\n    time.sleep(60)\n")
     done = processes.run(*mpiexec_command(quick, 2, tmp_path / "program.py"), timeout=DEADLINE_S,
-                         env={**single_node_environ(quick), "PYTHONPATH": str(ROOT)})
+                         env={**single_node_environ(quick), **on_path(ROOT)})
     paths = {Path(path) for path in done.stdout.split() if path.startswith("/dev/shm/")}
     assert paths, done.stderr
     deadline = time.monotonic() + SOON_S

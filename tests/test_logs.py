@@ -108,7 +108,6 @@ def test_prefixed_lines_are_whole(quick: Mpi, tmp_path: Path) -> None:
     assert sum(" err " in line for line in done.stderr.splitlines()) == 4 * 2000
 
 
-@pytest.mark.torch
 def test_a_prefix_of_the_users_own(quick: Mpi, tmp_path: Path) -> None:
     (script := tmp_path / "talk.py").write_text(
         "import time\nprint('one', flush=True)\ntime.sleep(1.1)\nprint('two')\n")
@@ -179,11 +178,11 @@ def test_the_error_file_is_torchelastics(quick: Mpi, how: str, tmp_path: Path) -
     assert message["extraInfo"]["rank"] == 1
 
 
-@pytest.mark.torch
-def test_an_error_file_of_a_rank_that_was_killed(quick: Mpi, tmp_path: Path) -> None:
+@pytest.mark.mpi
+def test_an_error_file_of_a_rank_that_was_killed(tmp_path: Path) -> None:
     script, path = tmp_path / "killed.py", tmp_path / "error.json"
     script.write_text("import os, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 9)\ntime.sleep(600)\n")
-    mpiexec(quick, 2, "--error-file", path, script)
+    mpiexec(MPIS["openmpi5"], 2, "--error-file", path, script)
     assert "rank 1 on " in json.loads(path.read_text())["message"]["message"]
 
 

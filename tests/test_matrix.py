@@ -34,7 +34,8 @@ MPIRUN = [pytest.param(mpi, id=mpi.name, marks=pytest.mark.row("mpirun on one no
 LIKE_OTHERS = ("openmpi5", "mpich")  # under srun: the interfaces are those of Open MPI 4.1 and of Intel MPI
 SRUN = [pytest.param(mpi, id=mpi.name, marks=[pytest.mark.row(f"srun --mpi={mpi.pmi} on 3 nodes", mpi.title)]
                      + [pytest.mark.light] * (mpi.name in LIKE_OTHERS)) for mpi in MPIS.values()]
-NOTHING = [pytest.param(mpi, id=mpi.name, marks=pytest.mark.row("nothing", mpi.title)) for mpi in MPIS.values()]
+NOTHING = [pytest.param(mpi, id=mpi.name, marks=[pytest.mark.row("nothing", mpi.title)]
+                        + [pytest.mark.light] * (mpi.name != "mpich")) for mpi in MPIS.values()]
 
 
 @pytest.mark.parametrize("mpi", MPIRUN)
@@ -79,6 +80,7 @@ def sbatch(cluster: Cluster, mpi: Mpi, script: Path) -> Done:
         output.unlink(missing_ok=True)
 
 
+@pytest.mark.light
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_mpirun_gives_every_rank_its_place(mpi: Mpi) -> None:
     assert places(mpiexec(mpi, 2, PROGRAMS / "whoami.py")) == ["localhost"] * 2

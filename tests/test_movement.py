@@ -17,7 +17,7 @@ from tests.messages import find, message
 from tests.support import DEADLINE_S, PROGRAMS, Done, Mpi, check, first_of, mpiexec_command, need, single_node_environ
 from tests.test_where import rank
 
-STALL_S, MOVING_S = 4, 12
+STALL_S, MOVING_S = 4, 10
 SLOW = shared.Speed(bytes_per_s=400_000)
 SLEEPS = ProcSample("S", "hrtimer_nanosleep", 0.0, 0.0, 7, 0.0, 0)
 
@@ -29,6 +29,7 @@ def moving(mpi: Mpi, kind: str, folder: Path, *before: str) -> Done:
     return processes.run(*before, *command, timeout=DEADLINE_S, env=single_node_environ(mpi))
 
 
+@pytest.mark.light
 @pytest.mark.long
 @pytest.mark.parametrize("kind", first_of(["tcp", "child", "unix", "touch"]))
 def test_a_rank_whose_data_no_file_counts_is_not_ended(kind: str, quick: Mpi, tmp_path: Path) -> None:
@@ -37,6 +38,7 @@ def test_a_rank_whose_data_no_file_counts_is_not_ended(kind: str, quick: Mpi, tm
     assert find("where/no_progress", done.stderr) == []
 
 
+@pytest.mark.light
 @pytest.mark.long
 @pytest.mark.parametrize("kind", first_of(["mapped", "read"]))
 def test_a_rank_that_reads_a_slow_file_at_once_is_not_ended(kind: str, quick: Mpi, tmp_path: Path) -> None:
@@ -58,6 +60,7 @@ def test_a_rank_that_logs_and_answers_while_it_hangs_is_found(quick: Mpi, tmp_pa
     assert "mpiddp: failed: rank 1 on " in done.stderr
 
 
+@pytest.mark.light
 @pytest.mark.long
 def test_what_cannot_be_seen_is_said_once_and_ends_nothing(quick: Mpi, tmp_path: Path) -> None:
     need(["root, to make a network namespace"] if os.geteuid() else [])

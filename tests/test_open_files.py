@@ -119,7 +119,6 @@ def test_odd_modules_and_streams_are_no_failure(quick: Mpi, tmp_path: Path) -> N
     assert (tmp_path / "file").read_text() == "kept"
 
 
-@pytest.mark.torch
 def test_a_file_in_the_place_of_stderr_does_not_close_it(quick: Mpi) -> None:
     """What mpiddp says after the script is printed, and no other file gets that number."""
     done = check(mpiexec(quick, 2, "-c", "import os, sys; sys.stderr = os.fdopen(sys.stderr.fileno(), 'w', 1)"))

@@ -18,7 +18,6 @@ from pathlib import Path
 import joblib
 import pytest
 import torch.distributed
-import torch.multiprocessing
 from torch.utils.data import DataLoader, Dataset
 
 from mpiddp.failure.exception import find_traceback_line, list_related, make_exit_report, make_report

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import MPICH_FIRST, Mpi, check, mpiexec
+from tests.support import MPICH_FIRST, ROOT, Mpi, check, mpiexec, on_path
 
 STARTS = """
 import os, subprocess, sys
@@ -34,15 +34,17 @@ if __name__ == "__main__" and os.environ["RANK"] == "0":
 """
 
 
+@pytest.mark.light
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_a_rank_starts_an_mpi_program_by_a_launcher_of_its_own(mpi: Mpi, tmp_path: Path) -> None:
     """It has taken the variables of its own launcher out of the program's."""
     script = tmp_path / "script.py"
     script.write_text(STARTS)
-    done = check(mpiexec(mpi, 2, script, mpi.name, env={"PYTHONPATH": str(Path(__file__).parent.parent)}))
+    done = check(mpiexec(mpi, 2, script, mpi.name, env=on_path(ROOT)))
     assert done.stdout.splitlines() == ["size 2"] * 2, done.stderr
 
 
+@pytest.mark.light
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_workers_import_mpi4py(mpi: Mpi, tmp_path: Path) -> None:
     """A forked one finds MPI as it was; the others would abort in an MPI_Init of their own."""

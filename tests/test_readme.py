@@ -51,6 +51,7 @@ def test_it_is_short_and_the_first_screen_starts_a_training() -> None:
     assert "\nsrun " in screen
 
 
+@pytest.mark.light
 def test_the_pictures_are_drawn(tmp_path: Path, quick: Mpi) -> None:
     """The map as README shows it, and a trace of the same kind."""
     assert pictures.map_svg() == pictures.MAP.read_text()

@@ -29,6 +29,7 @@ PROGRAM = PROGRAMS / "loses_relay.py"
 LINES = 50
 
 
+@pytest.mark.light
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
 @pytest.mark.parametrize(("options", "how"), [
     pytest.param(("--prefix",), "ends", id="prefix"),
@@ -54,6 +55,7 @@ def test_a_rank_goes_on_without_its_relay(options: tuple[str, ...], how: str, mp
         assert done.returncode == 120  # some may be lost
 
 
+@pytest.mark.light
 @pytest.mark.parametrize("mpi", first_of([MPIS["openmpi5"], MPIS["openmpi4"]]), ids=lambda mpi: mpi.name)
 def test_the_lines_of_other_ranks_are_shown_before_one_exits_with_120(mpi: Mpi) -> None:
     """Open MPI kills the other ranks then; rank 0 holds lines back, since it waits for a relay that never connects."""

@@ -63,6 +63,7 @@ def test_open_mpi_looks_for_no_network_that_is_not_there(name: str, spared: str)
     assert (bool(words.search(plain.stderr)), bool(words.search(ours.stderr))) == (True, False)
 
 
+@pytest.mark.light
 def test_the_collector_stays_as_a_program_has_it(quick: Mpi) -> None:
     told = check(alone(quick, "-c", "import gc; gc.disable(); gc.freeze(); import mpiddp; mpiddp.init_process_group(); "
                        "print(gc.isenabled(), gc.get_freeze_count() > 0)")).stdout

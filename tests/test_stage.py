@@ -122,6 +122,7 @@ def test_killed_at_any_moment(machine: Machine) -> None:
     assert "half" in moments
 
 
+@pytest.mark.light
 @pytest.mark.process
 @pytest.mark.parametrize(("options", "problem"), [
     ("size=9g,noexec", "launch/folder_mounted_noexec"),

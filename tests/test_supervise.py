@@ -65,6 +65,7 @@ from tests.support import (
 
 pytestmark = pytest.mark.light
 
+COUNTS = PROGRAMS / "counts.py"
 POOL = ("n1", "n2", "n3")
 TWO = Limits(2, 2, 3)
 RAISED = Attempt(POOL[:2], 60.0, 1, ReportKind.ERROR, "ValueError: seven at 0x7f01", "train.py:9 step", 2,
@@ -370,10 +371,11 @@ def are_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
     return all(torch.equal(one[name], other[name]) for name in one | other)
 
 
-def job(kind: str, rank: int, folder: Path, *options: object, checkpoint: Path | None = None) -> list[str]:
+def job(kind: str, rank: int, folder: Path, *options: object, checkpoint: Path | None = None,
+        script: Path = EXAMPLES / "train_digits.py") -> list[str]:
     """Return mpiddp's arguments for a training with a fault at its 60th step."""
     return ["-m", "mpiddp", "--quiet", *map(str, options), *map(str, (
-        PROGRAMS / "faulty.py", kind, rank, 60, folder / "notes", EXAMPLES / "train_digits.py", "--epochs", 4,
+        PROGRAMS / "faulty.py", kind, rank, 60, folder / "notes", script, "--epochs", 4,
         "--checkpoint", checkpoint or folder / "c.pt"))]
 
 
@@ -425,11 +427,9 @@ def test_a_rank_that_stands_still_at_its_end(quick: Mpi, tmp_path: Path, healthy
     assert are_equal(weights(tmp_path / "c.pt"), healthy)
 
 
-@pytest.mark.long
-@pytest.mark.torch
 def test_a_bug_stops_it(quick: Mpi, tmp_path: Path) -> None:
     options = ["--progress-file", tmp_path / "c.pt", "--max-restarts", 9]
-    done = check(supervise(quick, tmp_path, options, *job("always", 1, tmp_path)), 1)
+    done = check(supervise(quick, tmp_path, options, *job("always", 1, tmp_path, script=COUNTS)), 1)
     assert [one["steps"] for one in attempts_in(tmp_path)] == [59, 11]
     (stop,) = find("supervise/no_restart", done.stderr)
     (failure,) = find("supervise/same_failure_no_checkpoint", stop["reason"])
@@ -449,12 +449,11 @@ def test_a_full_disk_stops_it(quick: Mpi, tmp_path: Path) -> None:
     assert len(find("supervise/same_failure_after_steps", stop["reason"])) == 1
 
 
-@pytest.mark.torch
 @pytest.mark.parametrize(("number", "status"), [
     (signal.SIGUSR1, 75), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.thorough)])
 def test_nothing_is_started_after_a_signal(quick: Mpi, tmp_path: Path, number: int, status: int) -> None:
     """MPICH's mpiexec forwards both: SIGUSR1 stops the training, SIGTERM ends a script without should_stop()."""
-    script = job("none", 1, tmp_path)
+    script = job("none", 1, tmp_path, script=COUNTS)
     if status == 143:
         script = ["-m", "mpiddp", "-c", "import time; time.sleep(600)"]
     else:

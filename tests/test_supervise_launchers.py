@@ -231,7 +231,6 @@ def supervised(mpi: Mpi, folder: Path, *words: object) -> list[str]:
             *map(str, words)]
 
 
-@pytest.mark.torch
 def test_a_lost_node_is_left_out_under_flux(quick: Mpi, tmp_path: Path, flux: dict[str, str]) -> None:
     """Two ranks of the stand-in: Flux no longer lists the node, and the job moves to the spare one."""
     (tmp_path / "train.py").write_text(LOSES_A_NODE)

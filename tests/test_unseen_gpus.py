@@ -165,6 +165,7 @@ def test_a_job_with_gpus_and_a_torch_for_the_cpu(quick: Mpi) -> None:
     assert not done.stdout
 
 
+@pytest.mark.light
 def test_a_job_that_wants_no_gpu_trains_on_the_cpu(quick: Mpi) -> None:
     check_hello(mpiexec(quick, 2, "--device=cpu", HELLO, env={**TWO, "CUDA_VISIBLE_DEVICES": "0,1"}), 2)
 

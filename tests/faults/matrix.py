@@ -34,17 +34,21 @@ CAUSES = {  # what the report says of the rank
 
 @dataclass(frozen=True)
 class Launcher:
-    """A way to start ranks: under srun one on each of three nodes, else two on this machine; `whole` doubles them."""
+    """A way to start ranks: under srun one on each of three nodes, else two on this machine; `whole` doubles them.
+
+    `count` is another number.
+    """
 
     name: str
     mpi: Mpi
     srun: bool
     whole: bool = False
+    count: int = 0
 
     @property
     def ranks(self) -> int:
         """The number of ranks."""
-        return (3 if self.srun else 2) * (2 if self.whole else 1)
+        return self.count or (3 if self.srun else 2) * (2 if self.whole else 1)
 
     def environ(self) -> dict[str, str]:
         """Return the environment for its jobs."""

@@ -150,6 +150,7 @@ def as_nohup_does() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
+@pytest.mark.light
 @pytest.mark.mpi
 @pytest.mark.parametrize(("launcher", "goes_on"), first_of([
     (LAUNCHERS[2], True), (LAUNCHERS[0], False), (LAUNCHERS[1], False), (LAUNCHERS[3], False), (LAUNCHERS[4], False),
@@ -170,6 +171,7 @@ def test_a_hangup_of_a_launcher_under_nohup(
     assert "mpiddp: failed" not in text
 
 
+@pytest.mark.light
 def test_a_hangup_of_a_lone_rank_under_nohup(quick: Mpi) -> None:
     need(quick.missing()[:1])
     command = [str(quick.python), "-m", "mpiddp", "--quiet", str(FAULTS / "hangup.py")]

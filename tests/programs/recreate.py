@@ -1,4 +1,4 @@
-"""Destroy and re-create the default group many times, as a script for torchrun may do it."""
+"""Take the group that is there, destroy and re-create it many times, as a script for torchrun may do it."""
 
 import sys
 
@@ -6,8 +6,13 @@ import torch
 import torch.distributed as dist
 
 times = int(sys.argv[1])
+ours = dist.group.WORLD
 for turn in range(times):
-    dist.init_process_group("gloo")
+    if turn == 0 and ours:
+        dist.init_process_group()
+        assert dist.group.WORLD is ours
+    else:
+        dist.init_process_group("gloo")
     value = torch.tensor([float(dist.get_rank() + turn)])
     dist.all_reduce(value)
     size = dist.get_world_size()

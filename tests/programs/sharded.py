@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 folder = sys.argv[1]
 rank, size = dist.get_rank(), dist.get_world_size()
-mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard"))
+mesh = init_device_mesh("cpu", (2, size // 2) if size > 2 else (1, 2), mesh_dim_names=("replicate", "shard"))
 
 
 def sharded(seed):

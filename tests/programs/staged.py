@@ -1,6 +1,7 @@
-"""Say where a rank, and Python programs that it starts, find torch; compare what is staged; stay a while."""
+"""Say where a rank finds torch, and Python programs that it starts NumPy; compare what is staged; stay a while."""
 
-import hashlib
+import filecmp
+import importlib
 import multiprocessing
 import os
 import subprocess
@@ -8,15 +9,10 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
 
-
-def place(_: int = 0) -> str:
-    """Return the folder above the mirror's, or torch's own."""
-    import torch
-
-    return torch.__file__.partition("/root/")[0]
+def place(name: str) -> str:
+    """Return the folder above the mirror's, or a package's own."""
+    return str(importlib.import_module(name).__file__).partition("/root/")[0]
 
 
 def differing(root: str, tree: str) -> list[str]:
@@ -25,19 +21,21 @@ def differing(root: str, tree: str) -> list[str]:
     for folder, _, files in os.walk(root + tree):
         for name in files:
             path = Path(folder, name)
-            if not path.is_symlink():
-                digests = {hashlib.sha256(one.read_bytes()).digest() for one in (path, Path(str(path)[len(root):]))}
-                found += [str(path)] if len(digests) > 1 else []
+            if not path.is_symlink() and not filecmp.cmp(path, str(path)[len(root):], shallow=False):
+                found.append(str(path))
     return found
 
 
 if __name__ == "__main__":
-    print(f"rank {place()}\n", end="", flush=True)
-    code = "import sys; sys.path.append(sys.argv[1]); import staged; print('subprocess', staged.place())"
+    import torch
+    import torch.distributed as dist
+
+    print(f"rank {place('torch')}\n", end="", flush=True)
+    code = "import sys; sys.path.append(sys.argv[1]); import staged; print('subprocess', staged.place('numpy'))"
     print(subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent)], capture_output=True, text=True,
                          check=True, timeout=60).stdout, end="", flush=True)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        print(f"spawn {pool.map(place, [0])[0]}\n", end="", flush=True)
+        print(f"spawn {pool.map(place, ['numpy'])[0]}\n", end="", flush=True)
     mirror = Path(torch.__file__.partition("/root/")[0], "root")
     if mirror.is_dir():
         trees = [str(path)[len(str(mirror)):] for path in mirror.iterdir()]

@@ -39,7 +39,7 @@ def state():
         "wakeup_fd": wakeup_fd, "faulthandler": faulthandler.is_enabled(),
         "gc": (gc.isenabled(), gc.get_freeze_count()), "getframeinfo": inspect.getframeinfo.__defaults__,
         "handlers": [signal.getsignal(number) for number in signal.valid_signals()],
-        "meta_path": [*sys.meta_path], "path": [*sys.path], "environ": {**os.environ},
+        "threads": threading.enumerate(), "meta_path": [*sys.meta_path], "path": [*sys.path], "environ": {**os.environ},
         "streams": [(stream, stream.line_buffering, Path(f"/proc/self/fd/{number}").readlink())
                     for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr))],
     }

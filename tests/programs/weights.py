@@ -6,22 +6,23 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(7)
-model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.Tanh(), torch.nn.Linear(50, 1)))
-optimizer = torch.optim.Adam(model.parameters())
+model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.Tanh(), torch.nn.Linear(50, 1))
 generator = torch.Generator().manual_seed(dist.get_rank())
-data = TensorDataset(torch.randn(1000, 20, generator=generator), torch.randn(1000, 1, generator=generator))
+data = TensorDataset(torch.randn(500, 20, generator=generator), torch.randn(500, 1, generator=generator))
 steps = 0
 for _ in range(2):
     for inputs, targets in DataLoader(data, batch_size=50, num_workers=2):
-        optimizer.zero_grad()
+        model.zero_grad()
         torch.nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+        with torch.no_grad():  # DistributedDataParallel and optimizers take long to import
+            for one in model.parameters():
+                dist.all_reduce(one.grad)
+                one -= 0.01 * one.grad
         subprocess.run(["true"], check=True)
-        time.sleep(0.04)
+        time.sleep(0.08)
         steps += 1
 weights = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
 print(f"{steps} steps, {hashlib.sha256(weights).hexdigest()}")

@@ -12,13 +12,13 @@ from tests.messages import message
 from tests.simulation.job import simulate
 from tests.simulation.planted import BUGS, planted
 from tests.simulation.world import Shape, World
-from tests.support import ROOT, check
+from tests.support import ROOT, check, first_of
 
-SEEDS = 2000  # of each half, which two processes simulate side by side
+SEEDS = 1000  # of each part, which processes simulate side by side
 MOST_SEEDS = 10_000  # in which a bug has to be found
 
 
-@pytest.mark.parametrize("first", [0, SEEDS])
+@pytest.mark.parametrize("first", first_of([part * SEEDS for part in range(4)], 2))
 def test_jobs_with_faults_end_as_they_should(first: int) -> None:
     wrong = {seed: violated for seed in range(first, first + SEEDS) if (violated := simulate(seed).violations)}
     assert wrong == {}
