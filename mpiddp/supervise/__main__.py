@@ -69,8 +69,8 @@ def describe_surrounding_launcher(environ: Mapping[str, str]) -> str:
     if around is None or max(around.size or 0, around.rank + 1, around.tasks) == 1:
         return ""
     command = around.launcher.command or "mpirun"
-    return (f"this process is already a rank of {around.launcher.name}, and each rank would run the whole job; start it "
-            f"once, before the launcher: python -m mpiddp.supervise {command} -n 2 python -m mpiddp train.py")
+    return (f"this process is already a rank of {around.launcher.name}, and each rank would run the whole job; start "
+            f"it once, before the launcher: python -m mpiddp.supervise {command} -n 2 python -m mpiddp train.py")
 
 
 def non_negative_int(text: str) -> int:
