@@ -134,10 +134,20 @@ def test_options_that_ranks_have_to_have_alike() -> None:
 def test_a_script_with_an_option_for_its_local_rank(
     ours: str, arguments: tuple[str, ...], ranks: int, warned: bool
 ) -> None:
-    facts = [host(script=ScriptFacts("old.py", local_rank_option="--local_rank"))] * ranks
+    facts = [host(script=ScriptFacts("old.py", local_rank_options=("--local_rank",)))] * ranks
     found = problems.warn_local_rank_option(facts, ours, arguments)
     assert found == [message(
         "launch/local_rank_option", option="--local_rank", ours="--pass-local-rank=--local_rank")] * warned
+
+
+@pytest.mark.parametrize(("options", "passed", "ours"), [
+    (("--local_rank",), "--local-rank", "--pass-local-rank=--local_rank"),
+    (("--local-rank",), "--local_rank", "--pass-local-rank"),
+    (("--local_rank", "--local-rank"), "--local-rank", "")])
+def test_a_local_rank_by_another_name_than_the_scripts(options: tuple[str, ...], passed: str, ours: str) -> None:
+    facts = [host(script=ScriptFacts("old.py", local_rank_options=options, reads_local_rank=True))]
+    warning = message("launch/local_rank_spelling", option=options[0], passed=passed, ours=ours)
+    assert problems.warn_local_rank_option(facts, passed, ()) == ([warning] if ours else [])
 
 
 def test_addresses_with_their_ports_are_as_urls_have_them() -> None:

@@ -83,11 +83,16 @@ def warn_local_rank_option(facts: Sequence[HostFacts], option: str, arguments: S
 
     `option` is the one that mpiddp gives, `arguments` are the script's own.
     """
-    options = (host.script.local_rank_option for host in facts if host.script)
-    wanted = next(filter(None, options), "")
-    if not wanted or option or len(facts) == 1 or any(argument.startswith(wanted) for argument in arguments):
+    script = next((host.script for host in facts if host.script and host.script.local_rank_options), None)
+    if script is None or option in script.local_rank_options:
         return []
+    wanted = script.local_rank_options[0]
     ours = "--pass-local-rank" + (f"={wanted}" if wanted != "--local-rank" else "")
+    if option:
+        return [f"local-rank-option: the script has an option {wanted}, but mpiddp passes {option}; use {ours}"]
+    is_set = any(argument.startswith(script.local_rank_options) for argument in arguments)
+    if is_set or script.reads_local_rank or len(facts) == 1:
+        return []
     return [f"local-rank-option: the script has an option {wanted}, which is not set; {ours} sets it on each rank"]
 
 

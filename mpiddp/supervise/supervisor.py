@@ -154,7 +154,8 @@ class Supervisor:
         if decision.why:
             ends = f"exit status {EXIT_REQUEUE} (requeue)" if decision.action is Action.REQUEUE else "no restart"
             write_line(f"mpiddp.supervise: {ends}: {decision.why}")
-        if decision.action is Action.STOP and last.status and not (last.kind or last.has_stopped or self._signal):
+        if decision.action is Action.STOP and last.status and not (
+                last.kind or last.is_explained or last.has_stopped or self._signal):
             write_line("mpiddp.supervise: no failure report was written. Does the command run the script through "
                        "`python -m mpiddp`?")
         if last.status and self._plan.progress_file and not read_checkpoint_state(self._plan.progress_file):
