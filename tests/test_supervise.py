@@ -579,15 +579,11 @@ def test_a_program_that_is_none_of_ours(quick: Mpi, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("words", "status", "said", "why"), [
     (["-m", "mpiddp", "nowhere.py"], 3, "the job did not start", "supervise/cannot_start"),
     (["-m", "mpiddp", "--log-dri", "logs", "a.py"], 2, "wrong command line", "supervise/bad_command_line"),
-    (["-m", "mpiddp", "-c", "print(flush=True)"], 120, "output was lost", "supervise/output_lost"),
 ])
 def test_an_end_that_mpiddp_has_explained(quick: Mpi, tmp_path: Path, words: list[str], status: int, said: str,
                                           why: str) -> None:
     """The supervisor blames neither the command nor a rank."""
-    command = [str(quick.python), "-m", "mpiddp.supervise", "--dir", str(tmp_path), str(quick.python), *words]
-    redirected = '"$@"' + " >/dev/full" * (status == 120)
-    done = processes.run("sh", "-c", redirected, "sh", *command, timeout=DEADLINE_S, env=single_node_environ(quick),
-                         cwd=tmp_path)
+    done = alone(quick, "-m", "mpiddp.supervise", quick.python, *words, cwd=tmp_path)
     reason = message("supervise/explained", reason=said, status=status)
     assert (done.returncode, done.stderr.count(reason)) == (status, 1), done.stderr
     assert find("supervise/no_restart", done.stderr) == [{"reason": message(why)}]
