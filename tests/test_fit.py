@@ -113,11 +113,15 @@ def test_what_does_not_fit(environ: dict[str, str], library: Library, name: str,
     ({"TORCHELASTIC_RUN_ID": "mpiddp-1234"}, "t.py", "launch/rank_of_another_launcher", "mpiddp"),
     ({}, "/usr/bin/torchrun", "launch/script_is_a_launcher", "torchrun"),
     ({}, "torch.distributed.run", "launch/script_is_a_launcher", "torch.distributed.run"),
+    ({}, "/usr/bin/mpirun", "launch/script_is_a_launcher", "mpirun"),
+    ({}, "srun", "launch/script_is_a_launcher", "srun"),
 ])
 def test_one_launcher_in_another(environ: dict[str, str], script: str, name: str, launcher: str) -> None:
     with pytest.raises(LaunchError, match="nested-launcher") as caught:
         check_nested(runtime.find_outer_launcher(environ), Script(script))
     assert caught.value.actual == message(name, launcher=launcher)
+    if launcher in ("mpirun", "srun"):
+        assert caught.value.do == message("launch/launcher_first", launcher=launcher)
     check_nested(runtime.find_outer_launcher({}), Script("t.py"))
 
 

@@ -410,6 +410,7 @@ def test_a_job_goes_on_to_the_same_weights(
     done = check(supervise(quick, tmp_path, [], *job(kind, 1, tmp_path, "--log-dir", tmp_path / "logs")))
     assert [one["action"] for one in attempts_in(tmp_path)] == ["again", "done"]
     assert are_equal(weights(tmp_path / "c.pt"), healthy)
+    assert all(one["steps"] for one in attempts_in(tmp_path))
     (restart,) = find("supervise/restart", done.stderr, attempt=0, number=1, limit=3)
     assert (restart["reason"].partition(" on ")[0], restart["details"]) == ("rank 1", ""), done.stderr
     assert sorted(path.name.rpartition("-attempt-")[2] for path in (tmp_path / "logs").iterdir()) == ["0", "1"]

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from ..base.config import Script
 from ..base.errors import LaunchError, LocalLaunchError
-from ..discovery.launchers import FLUX, HYDRA, OPEN_MPI, PSSLURM, SRUN, Launcher, LaunchFacts
+from ..discovery.launchers import FLUX, HYDRA, LAUNCHERS, OPEN_MPI, PSSLURM, SRUN, Launcher, LaunchFacts
 from ..discovery.mpi import CRAY, FLUX_PMI, PMI, PMIX, Library
 from ..discovery.schedulers import Scheduler
 
 LIBRARY_LAUNCHERS = {"Open MPI": "Open MPI's mpirun", "MPICH": "MPICH's mpiexec", "Intel MPI": "Intel MPI's mpiexec"}
 INNER_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate",
                    "accelerate.commands.launch", "deepspeed", "deepspeed.launcher.runner")
+OUTER_LAUNCHERS = frozenset(launcher.command for launcher in LAUNCHERS) - {"", FLUX.command}
 
 
 def check_nested(outer: str | None, script: Script | None) -> None:
@@ -32,6 +33,13 @@ def check_nested(outer: str | None, script: Script | None) -> None:
             actual=f"the script is {target}, which would start its own ranks in each rank of mpiddp",
             needed="one launcher",
             do="put the training script itself after python -m mpiddp",
+        )
+    if target in OUTER_LAUNCHERS and script is not None and not script.is_module:
+        raise LaunchError(
+            "nested-launcher",
+            actual=f"the script is {target}, which would start its own ranks in each rank of mpiddp",
+            needed="one launcher, in front of python",
+            do=f"put the launcher first: {target} -n 2 python -m mpiddp train.py",
         )
 
 

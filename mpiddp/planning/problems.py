@@ -53,7 +53,8 @@ def check_script(facts: Sequence[HostFacts]) -> None:
             "script-missing",
             actual=f"{script_error(missing[0])} ({describe_hosts(missing, facts)})",
             needed="a script, a folder or zip file with a __main__.py, or a module after -m, visible on every node",
-            do="check the name and the working directory, and keep scripts on a file system that all nodes share",
+            do="omit python before the script: python -m mpiddp train.py" if is_python(missing[0]) else
+            "check the name and the working directory, and keep scripts on a file system that all nodes share",
         )
     targets = dict.fromkeys(host.script.target for host in facts if host.script)  # mpirun -n 1 a.py : -n 3 b.py
     for target in targets.keys() - {CODE_TARGET}:
@@ -76,6 +77,11 @@ def check_script(facts: Sequence[HostFacts]) -> None:
             do="fix the line (`python -m py_compile FILE` shows the same error);\n"
             "bytecode runs only with the Python version that made it",
         )
+
+
+def is_python(host: HostFacts) -> bool:
+    """Return whether a rank's script has the name of the interpreter."""
+    return host.script is not None and host.script.target.rstrip("0123456789.") == "python"
 
 
 def warn_local_rank_option(facts: Sequence[HostFacts], option: str, arguments: Sequence[str]) -> list[str]:
