@@ -197,6 +197,18 @@ def test_torchrun_around_mpiddp_is_refused_once() -> None:
     assert done.stderr.count("mpiddp: cannot start: nested-launcher") == 1
 
 
+@pytest.mark.parametrize(("environ", "library", "command", "offered", "needed"), [
+    (STEP_PMI2, OPEN_MPI_5, "srun --mpi=pmi2", "pmi", "pmix"), (STEP_PMIX, MPICH, "srun --mpi=pmix", "pmix", "pmi")])
+def test_the_command_of_the_user_is_named(
+    environ: dict[str, str], library: Library, command: str, offered: str, needed: str
+) -> None:
+    with pytest.raises(LaunchError, match="pmi-unsupported") as caught:
+        check_compatibility(read_launch_facts(environ), library)
+    assert caught.value.actual == message(
+        "launch/unsupported_interface", launcher=command, interface=offered, library=library)
+    assert caught.value.needed == message("launch/needed_interface", library=library.name, interfaces=needed)
+
+
 def test_a_value_that_this_slurm_lacks_is_not_named() -> None:
     with pytest.raises(LaunchError) as caught:
         check_compatibility(read_launch_facts(STEP), UNKNOWN, ["none", "pmi2"])
