@@ -266,11 +266,10 @@ def warn_independent_ranks(job: RunningJob, config: LaunchConfig) -> None:
         return
     assert config.script is not None
     advice = advise_single_process()
-    has_trained = job.trained_s > TRAINING_S
-    if advice != ACCELERATE_ADVICE and has_rank_words(config.script, has_trained):
+    if advice != ACCELERATE_ADVICE and has_rank_words(config.script, has_trained=job.trained_s > 0):
         return
     job.has_warned_independent = True
-    runs, uses = ("trains", "uses") if has_trained else ("ran", "used")
+    runs, uses = ("trains", "uses") if job.trained_s > TRAINING_S else ("ran", "used")
     words = f"each of the {job.membership.environment.world_size} ranks {runs} on its own"
     warn([f"independent-ranks: {words}: the script {uses} neither the process group nor its rank{advice}"])
 
