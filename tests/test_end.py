@@ -81,7 +81,8 @@ def test_an_exception_is_shown_once_and_without_our_frames(quick: Mpi, script: S
 def test_a_package_that_is_missing_may_be_in_another_environment(quick: Mpi, script: Script) -> None:
     done = check(mpiexec(quick, 2, script("import no_such_package")), 1)
     assert find("launch/failed_rank", done.stderr, cause="ModuleNotFoundError: No module named 'no_such_package'")
-    assert done.stderr.count(f"  do       {message('launch/install_module', python=quick.python)}\n") == 1
+    advice = message("launch/install_module", python=quick.python)
+    assert done.stderr.count(f"  do       {advice}\n") == 1
 
 
 @pytest.mark.torch
