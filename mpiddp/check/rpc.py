@@ -103,8 +103,7 @@ class RpcController:
         """Wait up to REPLY_GRACE_S until all ranks that are not lost have received their calls."""
         with contextlib.suppress(TimeoutError):
             deadline = time.monotonic() + REPLY_GRACE_S
-            poll_until(lambda: self.lost.keys() >= {*keep_undelivered(self._sent)} or None, deadline, TimeoutError,
-                       lambda _: None, REPLY_GRACE_S)
+            poll_until(lambda: self.lost.keys() >= {*keep_undelivered(self._sent)} or None, deadline)
 
     def _collect(self, replies: dict[int, Any], called: AbstractSet[int], deadline: float) -> None:
         """Receive replies until all have arrived or the deadline has passed; send keep-alives to the other ranks."""
@@ -116,7 +115,7 @@ class RpcController:
                     replies[rank] = reply
             return len(replies) >= len(called) or time.monotonic() > deadline or None
 
-        poll_until(poll, float("inf"), TimeoutError, lambda _: None, float("inf"))
+        poll_until(poll)
 
     def _send(self, call: Call, rank: int) -> None:
         keep_undelivered(self._sent)
@@ -132,8 +131,7 @@ def worker_loop(comm: MPI.Comm, methods: Mapping[str, Method], startup_timeout_s
     error = TimeoutError(f"no request from rank 0 for {silence_s:.0f} s")
     sent: list[MPI.Request] = []
     while True:
-        _, call = poll_until(lambda: receive_message(comm, CALL_TAG, 0), time.monotonic() + silence_s, lambda: error,
-                           lambda _: None, float("inf"))
+        _, call = poll_until(lambda: receive_message(comm, CALL_TAG, 0), time.monotonic() + silence_s, lambda: error)
         if call.method == STOP:
             return
         if call.method != KEEPALIVE:

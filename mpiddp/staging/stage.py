@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -299,7 +298,7 @@ class NodeLeader:
             os.close(self._lease.lock)
         until = time.monotonic() + min(OTHER_JOB_TIMEOUT_S, self._roll.remaining_s)
         try:
-            self._lease = poll_until(lambda: mirror.acquire_shared(path), until, TimeoutError, lambda _: None, math.inf)
+            self._lease = poll_until(lambda: mirror.acquire_shared(path), until)
         except TimeoutError:
             self._lease, self._problem = None, f"{path}: another job has not finished writing it"
             return

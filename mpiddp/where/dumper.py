@@ -29,9 +29,6 @@ OUTERMOST_CALLS = ("_run_module_as_main", "_bootstrap", "<module>")  # of `pytho
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 DESCENDANTS_ONLY = "1"  # in that file: a process may trace its descendants, and processes that permit it
 PR_SET_PTRACER = 0x59616D61  # (linux/prctl.h)
-# Signals that helper threads leave to other threads: all except those of their own faults.
-NON_FAULT_SIGNALS = signal.valid_signals() - {
-    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
 
 class StackDumper:
