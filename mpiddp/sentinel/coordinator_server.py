@@ -242,7 +242,7 @@ class CoordinatorServer:
             peer = self._coordinator.peers.by_link[link]
             cause = "ended by a second SIGTERM, before the script's first should_stop()"
             self.handle(events.EndRequested(Report(
-                peer.rank, peer.host, ReportKind.PROCESS_EXIT, cause, 128 + number, signal="SIGTERM")))
+                peer.rank, peer.host, ReportKind.UNREACHABLE, cause, 128 + number, signal="SIGTERM")))
 
     def _check_for_stall(self) -> None:
         self._request_snapshot(Requester.STALL_CHECK)
