@@ -22,7 +22,7 @@
 MODULES="openmpi"                       # edit: your MPI's module; empty for none
 ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: a venv's, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 COMMAND="python -m mpiddp train.py --checkpoint checkpoint.pt"  # edit: your script, which calls mpiddp.should_stop(), and its arguments
-SUPERVISE="python -m mpiddp.supervise --stop-before 120"  # edit: the seconds of --signal above
+SUPERVISE="python -m mpiddp.supervise --stop-before 120 --progress-file checkpoint.pt"  # edit: the seconds of --signal above; the checkpoint
 
 if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # remove the purge if mpirun or scontrol comes from a module
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi

@@ -24,7 +24,7 @@ MODULES=""                              # edit: your MPI's module; empty for non
 ENVIRONMENT="$HOME/.venv/bin/activate"  # edit: a venv's, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 SRUN="srun --mpi=pmix"                  # edit: srun --mpi=pmi2 for MPICH and Intel MPI, srun alone for Cray MPICH
 COMMAND="python -m mpiddp train.py --checkpoint checkpoint.pt"  # edit: your script, which calls mpiddp.should_stop(), and its arguments
-SUPERVISE="python -m mpiddp.supervise --nodes 2 --max-restarts 10 --stop-before 120"  # edit: nodes, without spare ones; the seconds of --signal above
+SUPERVISE="python -m mpiddp.supervise --nodes 2 --max-restarts 10 --stop-before 120 --progress-file checkpoint.pt"  # edit: nodes, without spare ones; the seconds of --signal above; the checkpoint
 
 if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # remove the purge on an HPE Cray, or if srun comes from a module
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi

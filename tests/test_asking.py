@@ -170,7 +170,7 @@ def test_which_of_several(state: dict[str, str]) -> None:
             registry.write_endpoint(CARD._replace(run_id=name, port=port if name in names[:2] else 1))
         assert client.find_endpoint("mpiddp-3").run_id == names[3]
         assert len(read_endpoints()) == 4
-        assert several_jobs("") == {f"{name} ({name})" for name in names[:2]}
+        assert several_jobs("") == set(names[:2])
         assert sorted(card.run_id for card in read_endpoints().values()) == names[:2]
         registry.remove_file(registry.endpoint_path(CARD._replace(run_id=names[0])))
         registry.write_endpoint(CARD._replace(run_id=names[3]))
@@ -183,11 +183,26 @@ def test_which_of_several(state: dict[str, str]) -> None:
 
 
 def several_jobs(job: str) -> set[str]:
-    """Return the jobs that a refused request lists."""
+    """Return the jobs that a refused request lists; the name that it proposes is that of one alone."""
     with pytest.raises(client.UnansweredError) as caught:
         client.find_endpoint(job)
-    (refusal,) = find("where/several_jobs", str(caught.value))
+    known = {"job": job} if job else {}
+    (refusal,) = find("where/several_matches" if job else "where/several_jobs", str(caught.value), **known)
+    assert refusal["number"] == str(len(refusal["jobs"].split(", ")))
+    client.find_endpoint(refusal["proposed"])
     return set(refusal["jobs"].split(", "))
+
+
+def test_a_job_that_cannot_be_seen_from_here_is_named(quick: Mpi, state: dict[str, str]) -> None:
+    """It may be the one that hangs; a job that is over is not named."""
+    with listening(partial(answer_as_job, picture=json.dumps({**json.loads(HUGE), "groups": []}))) as port:
+        registry.write_endpoint(CARD._replace(port=port))
+        registry.write_endpoint(CARD._replace(run_id="mpiddp-7038e271", number="2", host="n005"))
+        registry.write_endpoint(CARD._replace(run_id="mpiddp-over", port=1))
+        done = check(alone(quick, *WHERE, env=state))
+        assert check(alone(quick, *WHERE, CARD.run_id, env=state)).stderr == ""
+    assert done.stderr == "mpiddp.where: " + message(
+        "where/unseen_jobs", jobs="2 (mpiddp-7038e271) on n005", proposed="2") + "\n"
 
 
 def test_silent_jobs_are_asked_side_by_side(state: dict[str, str]) -> None:
@@ -270,7 +285,7 @@ def test_steps_of_one_job(state: dict[str, str]) -> None:
         registry.write_endpoint(
             CARD._replace(run_id=f"mpiddp-{step}", number="48211", by_slurm=True, step=step, host="n005"))
     assert [client.find_endpoint(f"48211.{step}").name for step in "01"] == ["48211", "48211.1"]
-    assert several_jobs("48211") == {"mpiddp-0 (48211)", "mpiddp-1 (48211.1)"}
+    assert several_jobs("48211") == {"48211 (mpiddp-0)", "48211.1 (mpiddp-1)"}
 
 
 def test_something_else_in_the_folder(quick: Mpi, state: dict[str, str]) -> None:

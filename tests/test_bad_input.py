@@ -156,7 +156,9 @@ def test_a_python_without_mpi4py(quick: Mpi) -> None:
 @pytest.mark.torch
 def test_a_torch_that_does_not_import(quick: Mpi, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')\n")
-    check_refused(mpiexec(quick, 2, HELLO, env={"PYTHONPATH": str(tmp_path)}), 3, "cannot start: torch-unusable")
+    done = mpiexec(quick, 2, HELLO, env={"PYTHONPATH": str(tmp_path)})
+    check_refused(done, 3, "cannot start: torch-unusable")
+    assert f"({quick.python})" in done.stderr
 
 
 @pytest.mark.long

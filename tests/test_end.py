@@ -77,6 +77,13 @@ def test_an_exception_is_shown_once_and_without_our_frames(quick: Mpi, script: S
     assert report["status"] == "1"
 
 
+def test_a_package_that_is_missing_may_be_in_another_environment(quick: Mpi, script: Script) -> None:
+    done = check(mpiexec(quick, 2, script("import no_such_package")), 1)
+    assert find("launch/failed_rank", done.stderr, cause="ModuleNotFoundError: No module named 'no_such_package'")
+    advice = message("launch/install_module", python=quick.python)
+    assert done.stderr.count(f"  do       {advice}\n") == 1
+
+
 @pytest.mark.torch
 def test_ranks_that_lose_the_failed_one_are_quiet(mpi_of_srun: Mpi, cluster: Cluster, script: Script) -> None:
     """Of three ranks in a loop of collectives one raises."""

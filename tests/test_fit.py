@@ -113,11 +113,15 @@ def test_what_does_not_fit(environ: dict[str, str], library: Library, name: str,
     ({"TORCHELASTIC_RUN_ID": "mpiddp-1234"}, "t.py", "launch/rank_of_another_launcher", "mpiddp"),
     ({}, "/usr/bin/torchrun", "launch/script_is_a_launcher", "torchrun"),
     ({}, "torch.distributed.run", "launch/script_is_a_launcher", "torch.distributed.run"),
+    ({}, "/usr/bin/mpirun", "launch/script_is_a_launcher", "mpirun"),
+    ({}, "srun", "launch/script_is_a_launcher", "srun"),
 ])
 def test_one_launcher_in_another(environ: dict[str, str], script: str, name: str, launcher: str) -> None:
     with pytest.raises(LaunchError, match="nested-launcher") as caught:
         check_nested(runtime.find_outer_launcher(environ), Script(script))
     assert caught.value.actual == message(name, launcher=launcher)
+    if launcher in ("mpirun", "srun"):
+        assert caught.value.do == message("launch/launcher_first", launcher=launcher)
     check_nested(runtime.find_outer_launcher({}), Script("t.py"))
 
 
@@ -191,6 +195,18 @@ def test_torchrun_around_mpiddp_is_refused_once() -> None:
                          str(HELLO), timeout=DEADLINE_S, env=single_node_environ(MPIS["mpich"]), cwd=ROOT)
     assert done.returncode != 0
     assert done.stderr.count("mpiddp: cannot start: nested-launcher") == 1
+
+
+@pytest.mark.parametrize(("environ", "library", "command", "offered", "needed"), [
+    (STEP_PMI2, OPEN_MPI_5, "srun --mpi=pmi2", "pmi", "pmix"), (STEP_PMIX, MPICH, "srun --mpi=pmix", "pmix", "pmi")])
+def test_the_command_of_the_user_is_named(
+    environ: dict[str, str], library: Library, command: str, offered: str, needed: str
+) -> None:
+    with pytest.raises(LaunchError, match="pmi-unsupported") as caught:
+        check_compatibility(read_launch_facts(environ), library)
+    assert caught.value.actual == message(
+        "launch/unsupported_interface", launcher=command, interface=offered, library=library)
+    assert caught.value.needed == message("launch/needed_interface", library=library.name, interfaces=needed)
 
 
 def test_a_value_that_this_slurm_lacks_is_not_named() -> None:

@@ -13,7 +13,7 @@ from mpiddp.discovery.script import has_rank_words
 from mpiddp.planning.environment import accelerate_env
 from tests import processes
 from tests.messages import message
-from tests.support import DEADLINE_S, ROOT, Mpi, mpiexec_command, need, single_node_environ
+from tests.support import DEADLINE_S, ROOT, Mpi, check, mpiexec, mpiexec_command, need, single_node_environ
 
 PLAIN = """\
 import time, torch
@@ -68,6 +68,21 @@ def test_ranks_that_train_alone_are_told_while_they_do(
         finally:
             processes.end_tree(job.pid)
     assert lines[-1] == message("launch/independent_ranks", ranks=2, advice=advice) + "\n"
+
+
+# As Lightning's module, with a training of three steps.
+SHORT = PLAIN.replace("while True", "import sys\nsys.modules['lightning'] = sys\nfor _ in range(3)")
+
+
+@pytest.mark.parametrize("code", [
+    SHORT, pytest.param(LIGHTNING.replace("max_epochs=-1", "max_epochs=1"), marks=pytest.mark.thorough)],
+    ids=["short", "lightning"])
+def test_ranks_that_have_trained_alone_for_a_moment_are_told_at_the_end(quick: Mpi, tmp_path: Path, code: str) -> None:
+    """A library that uses the group has used it by the second step."""
+    (script := tmp_path / "train.py").write_text(code)
+    done = check(mpiexec(quick, 2, script))
+    words = message("launch/independent_ranks_ran", ranks=2, advice=message("launch/lightning_advice"))
+    assert done.stderr.splitlines().count(words) == 1, done.stderr
 
 
 @pytest.mark.parametrize(("code", "at_end", "in_training"), [

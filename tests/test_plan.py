@@ -112,6 +112,17 @@ def test_ipv4_goes_before_ipv6_and_ipv6_serves_alone() -> None:
     assert meet([host(0, "a", six[0], four[0]), host(1, "b", six[1], four[1])])[0] == "10.0.0.1"
 
 
+@pytest.mark.parametrize(("interface", "address", "options"), [
+    ("ib9", None, "--interface=ib9"), (None, "10.9.9.9", "--master-addr=10.9.9.9"),
+    ("eth", None, ""), ("lo", None, ""), ("10.0.0.0/16", "10.0.0.1", ""), (None, None, "")])
+def test_a_network_that_the_only_node_lacks(interface: str | None, address: str | None, options: str) -> None:
+    """The job runs all the same, over loopback."""
+    facts = [host(0, "a", LO, nic("eth0", "10.0.0.1", "10.0.0.0/24"))] * 2
+    warnings = job.plan_pre_torch(facts, LaunchConfig(interface=interface, master_addr=address))[0].warnings
+    words = message("launch/interface_unused", options=options, host="a", interfaces="lo 127.0.0.1, eth0 10.0.0.1")
+    assert [line for line in warnings if line.startswith("no-interface")] == [words] * bool(options)
+
+
 def test_options_that_ranks_have_to_have_alike() -> None:
     alike = [host(rank)._replace(options={"log_dir": "set"}) for rank in range(3)]
     problems.check_options(alike)
@@ -134,10 +145,20 @@ def test_options_that_ranks_have_to_have_alike() -> None:
 def test_a_script_with_an_option_for_its_local_rank(
     ours: str, arguments: tuple[str, ...], ranks: int, warned: bool
 ) -> None:
-    facts = [host(script=ScriptFacts("old.py", local_rank_option="--local_rank"))] * ranks
+    facts = [host(script=ScriptFacts("old.py", local_rank_options=("--local_rank",)))] * ranks
     found = problems.warn_local_rank_option(facts, ours, arguments)
     assert found == [message(
         "launch/local_rank_option", option="--local_rank", ours="--pass-local-rank=--local_rank")] * warned
+
+
+@pytest.mark.parametrize(("options", "passed", "ours"), [
+    (("--local_rank",), "--local-rank", "--pass-local-rank=--local_rank"),
+    (("--local-rank",), "--local_rank", "--pass-local-rank"),
+    (("--local_rank", "--local-rank"), "--local-rank", "")])
+def test_a_local_rank_by_another_name_than_the_scripts(options: tuple[str, ...], passed: str, ours: str) -> None:
+    facts = [host(script=ScriptFacts("old.py", local_rank_options=options, reads_local_rank=True))]
+    warning = message("launch/local_rank_spelling", option=options[0], passed=passed, ours=ours)
+    assert problems.warn_local_rank_option(facts, passed, ()) == ([warning] if ours else [])
 
 
 def test_addresses_with_their_ports_are_as_urls_have_them() -> None:
@@ -415,3 +436,10 @@ def test_a_problem_reads_as_found_needed_do() -> None:
         "  do       four",
         f"  more     {PROBLEMS_FILE}, a-name",
     ]
+
+
+@pytest.mark.parametrize(("target", "is_advised"), [("python", True), ("python3.11", True), ("train.py", False)])
+def test_python_before_the_script(target: str, is_advised: bool) -> None:
+    with pytest.raises(LaunchError, match="script-missing") as caught:
+        problems.check_script([host(script=ScriptFacts(target, missing=True, error=f"/home/me/{target}: gone"))])
+    assert (caught.value.do == message("launch/omit_python")) == is_advised

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import time
@@ -18,7 +19,7 @@ from mpiddp.supervise.decision import Action, Attempt, Limits, decide
 from mpiddp.supervise.supervisor import AttemptCounter
 from tests import processes
 from tests.messages import find, message
-from tests.support import DEADLINE_S, MPIS, ROOT, check, mpiexec, need, single_node_environ
+from tests.support import DEADLINE_S, MPIS, ROOT, alone, check, mpiexec, need, single_node_environ
 from tests.test_cores import machine, ranks
 
 pytestmark = pytest.mark.light
@@ -148,7 +149,16 @@ def test_a_supervisor_is_told_the_steps_of_a_job_that_stops(tmp_path: Path) -> N
     report = tmp_path / "report"
     env = {"MPIDDP_RESTART_COUNT": "0", "MPIDDP_ERROR_FILE": str(report)}
     assert check(mpiexec(MPICH, 2, script, env=env), 75).stdout == "4\n" * 2
-    assert Path(f"{report}.stopped").read_text() == "4"
+    assert Path(f"{report}.steps").read_text() == "4"
+
+
+@pytest.mark.mpi
+def test_a_supervisor_is_told_the_steps_of_a_job_that_succeeds(tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text("import mpiddp\nfor _ in range(7): assert not mpiddp.should_stop()\n")
+    own = ("-m", "mpiddp.supervise", "--history", "h.json", MPICH.python, "-m", "mpiddp")
+    check(alone(MPICH, *own, script, cwd=tmp_path))
+    (attempt,) = json.loads((tmp_path / "h.json").read_text())["attempts"]
+    assert (attempt["steps"], attempt["action"]) == (7, "done")
 
 
 @pytest.mark.torch
@@ -168,7 +178,7 @@ mpiddp.stop_for_requeue()
 """)
     report = tmp_path / "report"
     check(mpiexec(MPICH, 1, script, env={"MPIDDP_RESTART_COUNT": "0", "MPIDDP_ERROR_FILE": str(report)}), 75)
-    assert Path(f"{report}.stopped").read_text() == "1"
+    assert Path(f"{report}.steps").read_text() == "1"
 
 
 @pytest.mark.parametrize(("left_s", "refused"), [(-1.0, True), (0.0, True), (1.0, False), (None, False)])

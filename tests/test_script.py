@@ -134,14 +134,17 @@ def test_whether_a_module_asks_when_to_stop(tmp_path: Path, monkeypatch: pytest.
     assert not has_should_stop(Script("asking.outer", (), True))
 
 
-@pytest.mark.parametrize(("line", "option"), [
-    ('p.add_argument("--local_rank", type=int, default=0)', "--local_rank"),
-    ("p.add_argument('--local-rank', type=int)", "--local-rank"),
-    ('p.add_argument("--local-rank", default=os.environ["LOCAL_RANK"])', ""),
-    ('p.add_argument("--local")', "")])
-def test_an_option_of_the_scripts_own_for_its_local_rank(line: str, option: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("line", "options", "reads"), [
+    ('p.add_argument("--local_rank", type=int, default=0)', ("--local_rank",), False),
+    ("p.add_argument('--local_rank', '--local-rank', type=int)", ("--local_rank", "--local-rank"), False),
+    ('p.add_argument("--local-rank", default=os.environ["LOCAL_RANK"])', ("--local-rank",), True),
+    ('p.add_argument("--local")', (), False)])
+def test_an_option_of_the_scripts_own_for_its_local_rank(
+    line: str, options: tuple[str, ...], reads: bool, tmp_path: Path
+) -> None:
     (script := tmp_path / "old.py").write_text(f"import argparse, os\np = argparse.ArgumentParser()\n{line}\n")
-    assert read_script_facts(Script(str(script))).local_rank_option == option
+    facts = read_script_facts(Script(str(script)))
+    assert (facts.local_rank_options, facts.reads_local_rank) == (options, reads)
 
 
 def test_what_a_script_imports_may_know_of_ranks(quick: Mpi, tmp_path: Path) -> None:

@@ -155,6 +155,60 @@ def test_a_script_that_does_not_ask_ends_by_the_signal(quick: Mpi, tmp_path: Pat
     assert len(find("launch/outside_signal", done.stderr, signal="SIGUSR1")) == 1
 
 
+NEVER_ASKS = """\
+import os, time
+from mpi4py import MPI
+print(f"pid {os.getpid()}\\nREADY\\n", end="", flush=True)
+if os.environ["RANK"] == "0":
+    MPI.COMM_WORLD.Recv(bytearray(1), 1)
+time.sleep(600)
+"""
+HANDLES_IT = """\
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("handled", flush=True))
+for _ in range(2):
+    time.sleep(1.2)
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def send_to(ranks: list[int]) -> None:
+    """Send SIGTERM to those ranks that still run, as Slurm does; MPICH's mpiexec ends by its second one."""
+    for pid in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+@pytest.mark.mpi
+def test_a_second_sigterm_ends_a_script_that_never_asks(quick: Mpi, tmp_path: Path) -> None:
+    """With --stop-before; one rank waits in native code."""
+    (script := tmp_path / "train.py").write_text(NEVER_ASKS)
+    launcher = next(one for one in LAUNCHERS if one.mpi == quick)
+    with started(launcher, None, "--stop-before", 5, script) as job:
+        job.await_ready(launcher.ranks)
+        send_to(pids(job.lines))
+        assert job.process.stdout
+        while not find("launch/stop_unasked", job.lines[-1]):
+            job.lines.append(job.process.stdout.readline())
+            assert job.lines[-1], job.lines
+        deadline = time.monotonic() + 60
+        while job.process.poll() is None:  # on a busy machine a signal may come too soon after the first
+            assert time.monotonic() < deadline, job.lines
+            time.sleep(2)
+            send_to(pids(job.lines))
+        text = job.output()
+    assert len(find("launch/stop_unasked", text, signal="SIGTERM")) == 1, text
+    assert len(find("launch/outside_signal", text, signal="SIGTERM")) == 1, text
+    assert job.process.returncode in (143, signal.SIGTERM, signal.SIGKILL), text  # MPICH's: of one of the ranks
+
+
+@pytest.mark.mpi
+def test_a_handler_of_a_script_that_never_asks_is_left_alone(quick: Mpi, tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text(HANDLES_IT)
+    done = check(mpiexec(quick, 2, "--stop-before", 5, script))
+    assert (done.stdout.count("handled"), find("launch/stop_unasked", done.stderr)) == (4, []), done.stderr
+
+
 TABLE = (ROOT / "batch/README.md").read_text()
 COLUMNS = [*LAUNCHERS[:3], Launcher("Intel MPI mpiexec", MPIS["impi"], False), *LAUNCHERS[3:]]
 CELLS = [

@@ -412,6 +412,7 @@ def test_a_job_goes_on_to_the_same_weights(
     done = check(supervise(quick, tmp_path, [], *job(kind, 1, tmp_path, "--log-dir", tmp_path / "logs")))
     assert [one["action"] for one in attempts_in(tmp_path)] == ["again", "done"]
     assert are_equal(weights(tmp_path / "c.pt"), healthy)
+    assert all(one["steps"] for one in attempts_in(tmp_path))
     (restart,) = find("supervise/restart", done.stderr, attempt=0, number=1, limit=3)
     assert (restart["reason"].partition(" on ")[0], restart["details"]) == ("rank 1", ""), done.stderr
     assert sorted(path.name.rpartition("-attempt-")[2] for path in (tmp_path / "logs").iterdir()) == ["0", "1"]
@@ -573,6 +574,20 @@ def test_a_program_that_is_none_of_ours(quick: Mpi, tmp_path: Path) -> None:
     assert message("supervise/no_restart", reason=reason) in done.stderr
     assert message("supervise/no_report") in done.stderr
     assert message("supervise/no_checkpoint", path=nowhere) in done.stderr
+
+
+@pytest.mark.parametrize(("words", "status", "said", "why"), [
+    (["-m", "mpiddp", "nowhere.py"], 3, "the job did not start", "supervise/cannot_start"),
+    (["-m", "mpiddp", "--log-dri", "logs", "a.py"], 2, "wrong command line", "supervise/bad_command_line"),
+])
+def test_an_end_that_mpiddp_has_explained(quick: Mpi, tmp_path: Path, words: list[str], status: int, said: str,
+                                          why: str) -> None:
+    """The supervisor blames neither the command nor a rank."""
+    done = alone(quick, "-m", "mpiddp.supervise", "--progress-file", "nowhere", quick.python, *words, cwd=tmp_path)
+    reason = message("supervise/explained", reason=said, status=status)
+    assert (done.returncode, done.stderr.count(reason)) == (status, 1), done.stderr
+    assert find("supervise/no_restart", done.stderr) == [{"reason": message(why)}]
+    assert find("supervise/no_report", done.stderr) == find("supervise/no_checkpoint", done.stderr) == []
 
 
 @pytest.mark.parametrize(("arguments", "name", "fields"), [

@@ -14,7 +14,12 @@ import pytest
 
 from mpiddp.discovery.schedulers import SLURM
 from mpiddp.supervise import allocation
-from mpiddp.supervise.__main__ import count_ranks_per_node, make_plan, parse_arguments
+from mpiddp.supervise.__main__ import (
+    count_ranks_per_node,
+    describe_surrounding_launcher,
+    make_plan,
+    parse_arguments,
+)
 from mpiddp.supervise.allocation import Allocation
 from mpiddp.supervise.command import (
     FLUX,
@@ -34,7 +39,18 @@ from mpiddp.supervise.command import (
 )
 from tests import processes
 from tests.messages import find, message
-from tests.support import ROOT, Mpi, check, need, single_node_environ
+from tests.support import (
+    EXAMPLES,
+    MPIS,
+    ROOT,
+    Mpi,
+    check,
+    first_of,
+    mpiexec,
+    mpiexec_command,
+    need,
+    single_node_environ,
+)
 
 pytestmark = pytest.mark.light
 
@@ -47,6 +63,44 @@ JOB = ("python", "-m", "mpiddp", "train.py")
 def read_command(words: str, path: str = "") -> Command:
     """Return the command that starts JOB; `8`, an option's value, is also the name of a program."""
     return parse_command((*words.split(), *JOB), HYDRA_SAYS, {"python", "8"}.__contains__, path)
+
+
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+BY_MPICH = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "HYDI_CONTROL_FD": "7"}
+
+
+@pytest.mark.parametrize(("environ", "launcher", "command"), [
+    (STEP, "srun", "srun"), ({**STEP, "SLURM_PROCID": "1"}, "srun", "srun"),
+    (BY_MPICH, "MPICH's or Intel MPI's mpiexec", "mpiexec"),
+    ({**STEP, **BY_MPICH, "PMI_SIZE": "1"}, "MPICH's or Intel MPI's mpiexec", "mpiexec"),  # one in each of two tasks
+    ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}, "Open MPI's mpirun", "mpirun"),
+    ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "8"}, "flux run", "flux run"),
+    ({"ALPS_APP_PE": "1"}, "aprun", "aprun"),  # which does not say how many it starts
+    ({"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "2"}, "torchrun", "mpirun"),
+])
+def test_a_supervisor_is_no_rank(environ: dict[str, str], launcher: str, command: str) -> None:
+    words = message("supervise/already_a_rank", launcher=launcher, command=command)
+    assert describe_surrounding_launcher(environ) == words
+
+
+@pytest.mark.parametrize("environ", [
+    {}, {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "6"}, {**STEP, "SLURM_STEP_NUM_TASKS": "1"},
+    {**BY_MPICH, "PMI_SIZE": "1"}, {"ALPS_APP_PE": "0"},
+], ids=["shell", "batch script", "step of one task", "mpiexec -n 1", "aprun"])
+def test_a_supervisor_in_a_batch_script_or_a_single_task(environ: dict[str, str]) -> None:
+    assert describe_surrounding_launcher(environ) == ""
+
+
+@pytest.mark.parametrize("mpi", first_of([MPIS["mpich"], MPIS["openmpi4"], MPIS["openmpi5"]]), ids=lambda mpi: mpi.name)
+@pytest.mark.parametrize("starts_another", [True, False])
+def test_a_launcher_around_the_supervisor_is_refused_once(mpi: Mpi, starts_another: bool, tmp_path: Path) -> None:
+    """Whether or not the supervised command has a launcher too."""
+    command = mpiexec_command(mpi, 2)[0 if starts_another else -1:]
+    done = mpiexec(mpi, 2, *command, "-m", "mpiddp", EXAMPLES / "hello_world.py", cwd=tmp_path,
+                   module="mpiddp.supervise")
+    assert (done.returncode, done.stdout.count("hello")) == (2, 0), done.stdout
+    assert len(find("supervise/already_a_rank", done.stderr)) == 1, done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("program", "path", "version", "launcher"), [

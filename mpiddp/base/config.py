@@ -18,7 +18,7 @@ STANDARD_INPUT = "-"  # instead of a script's path
 RESTART_VARIABLE = "MPIDDP_RESTART_COUNT"  # which mpiddp.supervise sets
 SITE_VARIABLE = "MPIDDP_SITE"  # names the site profile; empty: none is wanted
 RUNNING_SUFFIX = ".running"  # of the file beside a supervised job's report that exists until the job ends in order
-STOPPED_SUFFIX = ".stopped"  # of the file with the number of steps of a job that ranks agreed to stop
+STEPS_SUFFIX = ".steps"  # of the file with the number of steps of a job that ended in order, or that ranks stopped
 
 
 class TextEnum(str, Enum):

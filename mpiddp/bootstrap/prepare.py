@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -79,7 +80,9 @@ def import_torch(config: LaunchConfig, cpus: frozenset[int]) -> DeviceFacts:
         error = try_import_torch()
     bind_threads(cpus)  # with OMP_PROC_BIND, OpenMP may have moved this thread
     begin_stage("devices")
-    return DeviceFacts(error=error) if error else read_device_facts(cpu_only=config.device == "cpu")
+    if error:
+        return DeviceFacts(error=f"{error} ({sys.executable})")
+    return read_device_facts(cpu_only=config.device == "cpu")
 
 
 @contextlib.contextmanager

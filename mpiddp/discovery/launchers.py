@@ -100,7 +100,8 @@ class LaunchFacts(NamedTuple):
 
     `offers` are the interfaces by which a library may connect to the launcher. `has_pmi_library` is true if
     I_MPI_PMI_LIBRARY names Slurm's PMI library to Intel MPI. If each task of an `outer` launcher runs a launcher of its
-    own, `tasks` is the number of these tasks and `task` the number of the one around this process.
+    own, `tasks` is the number of these tasks and `task` the number of the one around this process. `mpi_type` is the
+    value of srun's --mpi, empty if it is unknown or another launcher's.
     """
 
     launcher: Launcher
@@ -111,6 +112,12 @@ class LaunchFacts(NamedTuple):
     tasks: int = 1
     task: int = 0
     outer: str = ""
+    mpi_type: str = ""
+
+    @property
+    def command(self) -> str:
+        """The launcher's name, with the option for its interface if that is known."""
+        return f"{self.launcher.name} --mpi={self.mpi_type}" if self.mpi_type else self.launcher.name
 
     @property
     def by_srun(self) -> bool:
@@ -130,7 +137,8 @@ def read_launch_facts(environ: Mapping[str, str]) -> LaunchFacts | None:
     assert rank is not None
     offers = frozenset(kind for kind in launcher.own if any(name in environ for name in INTERFACE_VARIABLES[kind]))
     return LaunchFacts(launcher, rank, read_number(environ, launcher.sizes), offers,
-                       "I_MPI_PMI_LIBRARY" in environ, *find_outer_tasks(launcher, environ))
+                       "I_MPI_PMI_LIBRARY" in environ, *find_outer_tasks(launcher, environ),
+                       environ.get("SLURM_MPI_TYPE", "") if launcher is SRUN else "")
 
 
 def find_launcher(environ: Mapping[str, str]) -> Launcher | None:

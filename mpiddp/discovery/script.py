@@ -31,15 +31,16 @@ class ScriptFacts(NamedTuple):
     """The script on this rank; `error` is why it cannot run, None if it can.
 
     `digest` is the CRC-32 of its source. `missing` is true if the script does not exist, and false if it does not
-    compile. `local_rank_option` is the script's own option for its local rank, empty if it has none or reads
-    LOCAL_RANK.
+    compile. `local_rank_options` are the spellings of the script's own option for its local rank. `reads_local_rank`:
+    it reads LOCAL_RANK.
     """
 
     target: str
     digest: str = ""
     missing: bool = False
     error: str | None = None
-    local_rank_option: str = ""
+    local_rank_options: tuple[str, ...] = ()
+    reads_local_rank: bool = False
 
 
 # The sources of scripts by path. That of standard input is put here when rank 0 has read it.
@@ -71,9 +72,9 @@ def read_file_facts(path: str) -> ScriptFacts:
 
 def read_source_facts(path: str, source: bytes) -> ScriptFacts:
     """Return the facts of a script file with this source."""
-    option = LOCAL_RANK_OPTION.search(source) if b"LOCAL_RANK" not in source else None
+    options = dict.fromkeys(option.decode() for option in LOCAL_RANK_OPTION.findall(source))
     return ScriptFacts(path, f"{zlib.crc32(source):08x}", error=find_compile_error(path, lambda: compile_file(path)),
-                       local_rank_option=option[1].decode() if option else "")
+                       local_rank_options=(*options,), reads_local_rank=b"LOCAL_RANK" in source)
 
 
 def read_source(path: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 
@@ -36,6 +37,9 @@ def format_failure(root_cause: RootCause, rank: RankIdentity | None, after_s: fl
         rows.append(("rank", f"{place}, {rank.device}, pid {rank.pid}"))
     if first.signal == "SIGKILL" or "is killed by signal: Killed" in first.cause:  # a DataLoader's worker
         rows.append(("do", (rank.memory_advice if rank else "") or memory_advice()))
+    if first.cause.startswith("ModuleNotFoundError: "):
+        rows.append(
+            ("do", f"install it in the environment of {sys.executable}, or activate the environment that has it"))
     log = rank.log.path + (f" (incomplete from byte {log_lost})" if log_lost >= 0 else "") if rank else ""
     rows += [("when", f"{after_s:.1f} s after the start"), ("status", str(first.status)),
              ("others", root_cause.others), ("log", log)]

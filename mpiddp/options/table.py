@@ -98,7 +98,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "stop-before": {
         "default": None, "type": parse_seconds, "metavar": "SECONDS",
-        "help": "make mpiddp.should_stop() return True this long before the walltime",
+        "help": "make mpiddp.should_stop() return True this long before the walltime; a script that does not call it "
+                "ends only at the second SIGTERM",
     },
     "error-file": {
         "default": "", "type": parse_path, "metavar": "FILE",

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from ..base.config import Script
 from ..base.errors import LaunchError, LocalLaunchError
-from ..discovery.launchers import FLUX, HYDRA, OPEN_MPI, PSSLURM, SRUN, Launcher, LaunchFacts
+from ..discovery.launchers import FLUX, HYDRA, LAUNCHERS, OPEN_MPI, PSSLURM, SRUN, Launcher, LaunchFacts
 from ..discovery.mpi import CRAY, FLUX_PMI, PMI, PMIX, Library
 from ..discovery.schedulers import Scheduler
 
 LIBRARY_LAUNCHERS = {"Open MPI": "Open MPI's mpirun", "MPICH": "MPICH's mpiexec", "Intel MPI": "Intel MPI's mpiexec"}
 INNER_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate",
                    "accelerate.commands.launch", "deepspeed", "deepspeed.launcher.runner")
+OUTER_LAUNCHERS = frozenset(launcher.command for launcher in LAUNCHERS) - {"", FLUX.command}
 
 
 def check_nested(outer: str | None, script: Script | None) -> None:
@@ -32,6 +33,13 @@ def check_nested(outer: str | None, script: Script | None) -> None:
             actual=f"the script is {target}, which would start its own ranks in each rank of mpiddp",
             needed="one launcher",
             do="put the training script itself after python -m mpiddp",
+        )
+    if target in OUTER_LAUNCHERS and script is not None and not script.is_module:
+        raise LaunchError(
+            "nested-launcher",
+            actual=f"the script is {target}, which would start its own ranks in each rank of mpiddp",
+            needed="one launcher, in front of python",
+            do=f"put the launcher first: {target} -n 2 python -m mpiddp train.py",
         )
 
 
@@ -110,13 +118,13 @@ def list_hidden_prefixes(started_by: LaunchFacts | None, library: Library) -> tu
 
 def check_interfaces(started_by: LaunchFacts, library: Library, mpi_types: Sequence[str]) -> None:
     """Raise LaunchError `no-pmix` or `pmi-unsupported` if a launcher offers no interface that the library has."""
-    launcher = started_by.launcher
+    command = started_by.command
     needed, do = describe_needed_interface(started_by, library, mpi_types)
     if not started_by.offers:
         raise LaunchError(
             "no-pmix",
-            actual=f"{describe_tasks(started_by)} started by {launcher.name} without a PMI interface; with {library} "
-            "each would be a separate job",
+            actual=f"{describe_tasks(started_by)} started by {command} without a PMI interface; with {library} each "
+            "would be a separate job",
             needed=needed,
             do=do,
         )
@@ -124,21 +132,21 @@ def check_interfaces(started_by: LaunchFacts, library: Library, mpi_types: Seque
         offered = " and ".join(sorted(started_by.offers - {FLUX_PMI} or started_by.offers))
         raise LaunchError(
             "pmi-unsupported",
-            actual=f"{launcher.name} offers {offered}, which {library} does not support",
+            actual=f"{command} offers {offered}, which {library} does not support",
             needed=needed,
             do=do,
         )
     if PMI in started_by.offers and is_pmi_library_missing(started_by, library):
         raise LaunchError(
             "pmi-unsupported",
-            actual=f"srun offers pmi, but I_MPI_PMI_LIBRARY is not set, which {library} needs to use it",
+            actual=f"{command} offers pmi, but I_MPI_PMI_LIBRARY is not set, which {library} needs to use it",
             needed="I_MPI_PMI_LIBRARY, set to the path of Slurm's libpmi2.so",
             do="export I_MPI_PMI_LIBRARY=/usr/lib64/libpmi2.so, or the library's path on this system",
         )
 
 
 def describe_needed_interface(started_by: LaunchFacts, library: Library, mpi_types: Sequence[str]) -> tuple[str, str]:
-    """Return the option that gives a library its interface, or else the libraries that fit, and what to do."""
+    """Return the interfaces that a library supports, or else the libraries that fit; and what to do."""
     launcher = started_by.launcher
     options = list_fitting_options(launcher, library, mpi_types)
     if not options:
@@ -147,13 +155,14 @@ def describe_needed_interface(started_by: LaunchFacts, library: Library, mpi_typ
         do = ("load the site's module for such a library, and install mpi4py for it "
               f"(pip install --no-binary=mpi4py mpi4py),\nor start with {start}")
         return f"an MPI library that supports {known}", do
+    kinds = [kind for kind, option in launcher.options.items() if option in options and kind != FLUX_PMI]
+    needed = f"an interface that {library.name} supports: {' or '.join(kinds)}"
     if launcher is PSSLURM:
-        needed = f"{options[0]} in the environment of srun"
         return needed, f"export {options[0]} before srun"
     hint = ", with I_MPI_PMI_LIBRARY set to Slurm's libpmi2.so" if is_pmi_library_missing(started_by, library) else ""
-    needed = f"{launcher.command} {' or '.join(options)}{hint}"
+    use = f"use {launcher.command} {' or '.join(options)}{hint}"
     has = f"; this Slurm has --mpi={', '.join(mpi_types)}" if mpi_types else "; `srun --mpi=list` shows what Slurm has"
-    return needed, f"use {needed}{has if launcher is SRUN else ''}"
+    return needed, f"{use}{has if launcher is SRUN else ''}"
 
 
 def list_fitting_options(launcher: Launcher, library: Library, mpi_types: Sequence[str] = ()) -> list[str]:

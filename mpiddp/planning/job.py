@@ -136,8 +136,10 @@ def plan_pre_torch(facts: Sequence[HostFacts], config: LaunchConfig, final: bool
             place, defaults[share.threads], settings[visible], share.cpus if share.cpus != host.cpus else None,
             share.numa, choice, probes=place.local_rank == 0 < place.node_rank))
     arguments = config.script.arguments if config.script else ()
+    constraint = network.NetworkConstraint(config.interface, config.master_addr)
     warnings = (*problems.warn_unknown_options(config, len(facts)), *problems.warn_hosts(facts),
                 *problems.warn_site(facts),
+                *network.warn_unused_network(facts, constraint),
                 *problems.warn_local_rank_option(facts, config.local_rank_option, arguments),
                 *cores.warn_crowded_cores(facts, config.binding), *cores.warn_far_gpus(facts, shares, near))
     return [plans[0]._replace(warnings=warnings), *plans[1:]]

@@ -24,6 +24,12 @@ class NetworkConstraint(NamedTuple):
     interface: str | None = None
     address: str | None = None
 
+    @property
+    def options(self) -> str:
+        """The options that name it."""
+        named = (("interface", self.interface), ("master-addr", self.address))
+        return " ".join(f"--{option}={value}" for option, value in named if value)
+
 
 ANY_NETWORK = NetworkConstraint()
 
@@ -135,18 +141,32 @@ def apply_constraint(constraint: NetworkConstraint, master: HostFacts, others: S
     lacking = [host.hostname for host in others
                if pattern and not match_interfaces(pattern, list_external(host.interfaces))]
     if (pattern or address) and (not matching or lacking):
-        has = ", ".join(f"{interface.name} {interface.address}" for interface in external) or "none"
-        options = [f"--{option}={value}" for option, value in (("interface", pattern), ("master-addr", address))
-                   if value]
         reason = (f"{fold_hosts(lacking)} has no such interface" if matching
-                  else f"rank 0's node {master.hostname} has {has}")
+                  else f"rank 0's node {master.hostname} has {list_addresses(external)}")
         raise LaunchError(
             "no-network",
-            actual=f"{' '.join(options)}, but {reason}",
+            actual=f"{constraint.options}, but {reason}",
             needed="an interface that every node has, and an address of rank 0's node",
             do="omit the option to let mpiddp choose, or check `ip address` on the nodes",
         )
     return matching
+
+
+def warn_unused_network(facts: Sequence[HostFacts], constraint: NetworkConstraint) -> list[str]:
+    """Return the warning `no-interface` if the node of a job of one node lacks the network that the user named."""
+    if not constraint.options or any(host.node != facts[0].node for host in facts):
+        return []
+    interfaces, address = facts[0].interfaces, constraint.address
+    if any(address is None or is_same_address(address, interface.address)
+           for interface in match_interfaces(constraint.interface, interfaces)):
+        return []
+    has = f"{facts[0].hostname} has {list_addresses(interfaces)}"
+    return [f"no-interface: {constraint.options}, but {has}; the job runs on this node alone, over loopback"]
+
+
+def list_addresses(interfaces: Iterable[Interface]) -> str:
+    """Return interfaces with their addresses, as part of a message."""
+    return ", ".join(f"{interface.name} {interface.address}" for interface in interfaces) or "none"
 
 
 def is_same_address(address: str, other: str) -> bool:

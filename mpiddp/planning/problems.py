@@ -53,7 +53,8 @@ def check_script(facts: Sequence[HostFacts]) -> None:
             "script-missing",
             actual=f"{script_error(missing[0])} ({describe_hosts(missing, facts)})",
             needed="a script, a folder or zip file with a __main__.py, or a module after -m, visible on every node",
-            do="check the name and the working directory, and keep scripts on a file system that all nodes share",
+            do="omit python before the script: python -m mpiddp train.py" if is_python(missing[0]) else
+            "check the name and the working directory, and keep scripts on a file system that all nodes share",
         )
     targets = dict.fromkeys(host.script.target for host in facts if host.script)  # mpirun -n 1 a.py : -n 3 b.py
     for target in targets.keys() - {CODE_TARGET}:
@@ -78,16 +79,26 @@ def check_script(facts: Sequence[HostFacts]) -> None:
         )
 
 
+def is_python(host: HostFacts) -> bool:
+    """Return whether a rank's script has the name of the interpreter."""
+    return host.script is not None and host.script.target.rstrip("0123456789.") == "python"
+
+
 def warn_local_rank_option(facts: Sequence[HostFacts], option: str, arguments: Sequence[str]) -> list[str]:
     """Return the warning `local-rank-option` if a script has an option for its local rank that it is not given.
 
     `option` is the one that mpiddp gives, `arguments` are the script's own.
     """
-    options = (host.script.local_rank_option for host in facts if host.script)
-    wanted = next(filter(None, options), "")
-    if not wanted or option or len(facts) == 1 or any(argument.startswith(wanted) for argument in arguments):
+    script = next((host.script for host in facts if host.script and host.script.local_rank_options), None)
+    if script is None or option in script.local_rank_options:
         return []
+    wanted = script.local_rank_options[0]
     ours = "--pass-local-rank" + (f"={wanted}" if wanted != "--local-rank" else "")
+    if option:
+        return [f"local-rank-option: the script has an option {wanted}, but mpiddp passes {option}; use {ours}"]
+    is_set = any(argument.startswith(script.local_rank_options) for argument in arguments)
+    if is_set or script.reads_local_rank or len(facts) == 1:
+        return []
     return [f"local-rank-option: the script has an option {wanted}, which is not set; {ours} sets it on each rank"]
 
 

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..base import timeline
-from ..base.config import RESTART_VARIABLE, STOPPED_SUFFIX, LaunchConfig, Script
+from ..base.config import RESTART_VARIABLE, STEPS_SUFFIX, LaunchConfig, Script
 from ..base.errors import EXIT_REQUEUE, EndTimeoutError, LocalLaunchError
 from ..base.files import write_file
 from ..base.stderr import STDERR, warn, write_line
@@ -82,16 +82,16 @@ class RunningJob:
         return self._stop is not None and self._stop.reason != 0
 
     def write_steps(self, report: str) -> None:
-        """Write on rank 0 how many steps were made, for a supervisor, if all ranks have agreed to stop.
+        """Write on rank 0 how many steps were made, for a supervisor, at an end in order.
 
         `report` is the path of the failure report that the supervisor would read. An epoch trained before the first
         should_stop() counts as one step, even if the reason to stop came meanwhile.
         """
-        if self.must_write_steps(report) and self._stop is not None and self._stop.reason:
-            write_file(report + STOPPED_SUFFIX, str(self._stop.steps or int(self.trained_s > TRAINING_S)))
+        if self.must_write_steps(report) and self._stop is not None:
+            write_file(report + STEPS_SUFFIX, str(self._stop.steps or int(self.trained_s > TRAINING_S)))
 
     def must_write_steps(self, report: str) -> bool:
-        """Return whether this is rank 0, and a supervisor reads how many steps were made before a stop."""
+        """Return whether this is rank 0, and a supervisor reads how many steps were made."""
         is_rank0 = self.membership.environment.rank == 0
         return is_rank0 and bool(report) and RESTART_VARIABLE in os.environ and self._stop is not None
 
@@ -199,6 +199,8 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     job.membership.groups.adopt_calls()
     hook_exec(functools.partial(leave_before_exec, job, config))
     signals.protect_workers()
+    if signals.received:  # during the start; the sentinel has not seen it
+        os.kill(os.getpid(), signals.received)
     warn_late_variables(job.membership, config)
     watch_training(job, config)
     status, failure = 0, None
@@ -264,11 +266,10 @@ def warn_independent_ranks(job: RunningJob, config: LaunchConfig) -> None:
         return
     assert config.script is not None
     advice = advise_single_process()
-    has_trained = job.trained_s > TRAINING_S
-    if advice != ACCELERATE_ADVICE and has_rank_words(config.script, has_trained):
+    if advice != ACCELERATE_ADVICE and has_rank_words(config.script, has_trained=job.trained_s > 0):
         return
     job.has_warned_independent = True
-    runs, uses = ("trains", "uses") if has_trained else ("ran", "used")
+    runs, uses = ("trains", "uses") if job.trained_s > TRAINING_S else ("ran", "used")
     words = f"each of the {job.membership.environment.world_size} ranks {runs} on its own"
     warn([f"independent-ranks: {words}: the script {uses} neither the process group nor its rank{advice}"])
 

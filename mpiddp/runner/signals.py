@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from ..ipc.helper_process import END_SIGNAL
+from ..where import progress
 from ..where.dumper import handled_signals
 
 # Libraries handle these signals: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO), MPICH swallows SIGUSR1,
@@ -96,6 +97,7 @@ def is_unhandled(number: int) -> bool:
 
 def catch_signals() -> None:
     """Note stop signals that the script does not handle itself, until release_signals()."""
+    watch_handlers()
     for number in filter(is_unhandled, STOP_SIGNALS):
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(number, note_signal)
@@ -109,6 +111,30 @@ def release_signals() -> None:
     for number in STOP_SIGNALS:
         if signal.getsignal(number) == note_signal:
             signal.signal(number, signal.SIG_DFL)
+    module: Any = sys.modules["_signal"]
+    if getattr(module.signal, "watches_handlers", False):
+        module.signal = module.signal.__wrapped__
+
+
+def watch_handlers() -> None:
+    """Replace what signal.signal() calls, so that the sentinel knows which stop signals the script leaves to us."""
+    if not getattr(sys.modules["_signal"].signal, "watches_handlers", False):
+        replace_function("signal", with_handler_published, sys.modules["_signal"])
+
+
+def with_handler_published(install: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
+    """Return a function like signal.signal() that also tells the sentinel of this process which signals are noted."""
+    owner = os.getpid()
+
+    @functools.wraps(install)
+    def install_published(number: int, handler: Any) -> Any:
+        former = install(number, handler)
+        if number in STOP_SIGNALS and os.getpid() == owner:
+            progress.publish_noted_signals(stop for stop in STOP_SIGNALS if signal.getsignal(stop) == note_signal)
+        return former
+
+    install_published.watches_handlers = True  # type: ignore[attr-defined]
+    return install_published
 
 
 @contextlib.contextmanager

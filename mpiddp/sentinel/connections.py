@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..ipc.authentication import ACCEPTS_PER_EVENT, CONNECT_TIMEOUT_S, Connector, enable_keepalive
 from ..ipc.channel import Channel, Codec, listen
 from ..ipc.event_loop import EventLoop
+from ..where import progress
 from ..where.protocol import SnapshotRequest
 from . import events, protocol
 from .background import BackgroundTasks
@@ -163,7 +164,10 @@ class Connections:
             self._post(events.Rank0Lost(closed))
 
     def _read_signals(self) -> None:
-        """Report a SIGINT, which a rank in a collective notices only at its end; at a SIGQUIT request a snapshot."""
+        """Report a SIGINT, which a rank in a collective notices only at its end; at a SIGQUIT request a snapshot.
+
+        Report a stop signal that the script has not asked about.
+        """
         numbers = self._signals.recv(4096)
         if not numbers:
             self._loop.unwatch(self._signals)
@@ -171,6 +175,8 @@ class Connections:
             self._post(events.Observed(protocol.Interrupted()))
         elif signal.SIGQUIT in numbers:
             self._post(events.Observed(SnapshotRequest()))
+        elif number := progress.find_unasked_signal(numbers):
+            self._post(events.Observed(protocol.UnaskedStop(number)))
 
 
 def send_hello(connection: socket.socket, registration: protocol.RegisterRank) -> CoordinatorChannel:

@@ -228,7 +228,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
             case events.PeerLost(link, error):
                 if peer := self.peers.by_link.get(link):
                     self._on_lost(peer, error)
-            case events.StallDetected(report):
+            case events.EndRequested(report):
                 self._add_report(report)
             case events.WaitForFinishedRank(report):
                 if isinstance(self.phase, Running):
@@ -356,7 +356,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
                 self._drop(peer)
             case protocol.SentinelLost():
                 self._on_sentinel_lost(peer)
-            case Hello() | Sample() | SnapshotRequest() | ThreadsReply() | Text():
+            case Hello() | Sample() | SnapshotRequest() | ThreadsReply() | Text() | protocol.UnaskedStop():
                 pass  # nothing to decide from
             case Unreadable(error):
                 raise ValueError(error)

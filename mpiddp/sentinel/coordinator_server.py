@@ -6,6 +6,7 @@ import contextlib
 import enum
 import os
 import resource
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -41,7 +42,7 @@ CODEC: Codec[protocol.CoordinatorReceives] = Codec(protocol.CoordinatorReceives)
 
 OWN_LINK = 0  # to this process's own watcher; connections have higher numbers
 SNAPSHOT_TIMEOUT_S = 2.0  # for all ranks to answer
-SIGQUIT_SPREAD_S = 1.0  # in which a SIGQUIT, or a SIGINT, reaches all ranks
+SIGNAL_SPREAD_S = 1.0  # in which a signal reaches all ranks
 FINAL_FLUSH_TIMEOUT_S = 2.0  # for all others to receive the last messages
 
 
@@ -76,6 +77,7 @@ class CoordinatorServer:
         self._request, self._running_mark = request, ""
         self._endpoint: JobEndpoint | None = None
         self._is_interrupted = False  # ranks got a SIGINT
+        self._awaits_stop = False  # ranks got a stop signal before the script's first should_stop()
         self._channels: dict[int, PeerChannel] = {}
         self._last_link = OWN_LINK
 
@@ -133,7 +135,7 @@ class CoordinatorServer:
         match message:
             case SnapshotRequest():
                 if not self._loop.has_timer("sigquit"):
-                    self._loop.set_timer("sigquit", SNAPSHOT_TIMEOUT_S + SIGQUIT_SPREAD_S, lambda: None)
+                    self._loop.set_timer("sigquit", SNAPSHOT_TIMEOUT_S + SIGNAL_SPREAD_S, lambda: None)
                     self._request_snapshot(Requester.SIGQUIT)
             case ThreadsReply():
                 self._send(message.asker, message)
@@ -141,6 +143,8 @@ class CoordinatorServer:
                 if link in self._coordinator.peers.by_link:
                     rank = self._coordinator.peers.by_link[link].rank
                     self._deliver(self._snapshots().collector.take(rank, message))
+            case protocol.UnaskedStop(number):
+                self._on_unasked_stop(link, number)
             case ThreadsRequest():
                 raise ValueError("unexpected ThreadsRequest from a sentinel")
             case _:
@@ -222,9 +226,23 @@ class CoordinatorServer:
         self.handle(events.SnapshotTaken(snapshot))
         is_ignored = self._is_interrupted and isinstance(self._coordinator.phase, Running)
         if is_ignored and snapshot.table and not self._loop.has_timer("sigquit"):
-            self._loop.set_timer("sigquit", SIGQUIT_SPREAD_S, lambda: None)
+            self._loop.set_timer("sigquit", SIGNAL_SPREAD_S, lambda: None)
             write_line("mpiddp: SIGINT received, but no rank has reacted (in native code they cannot); press Ctrl-C "
                        f"again to end the job\n{snapshot.table}")
+
+    def _on_unasked_stop(self, link: int, number: int) -> None:
+        """Print that nothing stops before the script's first should_stop(); end the job at a further SIGTERM."""
+        if not self._awaits_stop:
+            self._awaits_stop = True
+            self._loop.set_timer("stop signal", SIGNAL_SPREAD_S, lambda: None)
+            write_line(f"mpiddp: received {signal.Signals(number).name}, but the script has not called "
+                       "mpiddp.should_stop() yet, and nothing stops before its first call; to end the job now, send "
+                       "SIGTERM again")
+        elif number == signal.SIGTERM and not self._loop.has_timer("stop signal"):
+            peer = self._coordinator.peers.by_link[link]
+            cause = "ended by a second SIGTERM, before the script's first should_stop()"
+            self.handle(events.EndRequested(Report(
+                peer.rank, peer.host, ReportKind.UNREACHABLE, cause, 128 + number, signal="SIGTERM")))
 
     def _check_for_stall(self) -> None:
         self._request_snapshot(Requester.STALL_CHECK)
@@ -240,7 +258,7 @@ class CoordinatorServer:
             self._loop.cancel_timers("stall")
             host = self._coordinator.peers.hosts.get(stall.rank, "")
             report = Report(stall.rank, host, ReportKind.UNREACHABLE, stall.cause, EXIT_STALLED)
-            self.handle(events.StallDetected(truncate_report(report)))
+            self.handle(events.EndRequested(truncate_report(report)))
 
     def _on_connection(self, connection: socket.socket) -> None:
         """Read an authenticated connection: of a sentinel, which sends its `Hello` first, or of `mpiddp.where`."""

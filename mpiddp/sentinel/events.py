@@ -137,8 +137,8 @@ class SnapshotTaken(Record):
     snapshot: JobActivity
 
 
-class StallDetected(Record):
-    """No rank has moved for --stall seconds, which ends the job, for the reason in `report`."""
+class EndRequested(Record):
+    """The job has to end, for the reason in `report`: no rank moves (--stall-abort), or a signal asks for it."""
 
     report: Report
 
@@ -160,7 +160,7 @@ WatcherEvent = (
     | Due
 )
 CoordinatorEvent = (
-    PeerGreeted | FromPeer | PeerLost | OwnRankJoined | OwnRankEnded | SnapshotTaken | StallDetected
+    PeerGreeted | FromPeer | PeerLost | OwnRankJoined | OwnRankEnded | SnapshotTaken | EndRequested
     | WaitForFinishedRank | Due
 )
 

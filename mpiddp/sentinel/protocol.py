@@ -217,6 +217,12 @@ class Interrupted(NamedTuple):
     """The rank got a SIGINT."""
 
 
+class UnaskedStop(NamedTuple):
+    """The rank got a stop signal, and its script has not called should_stop() yet."""
+
+    number: int
+
+
 class SentinelLost(NamedTuple):
     """The rank's sentinel was killed, and the rank itself uses its connection from now on."""
 
@@ -261,7 +267,7 @@ RankToSentinel = (
     | RelaySocket | RankToCoordinator
 )
 SentinelToRank = CoordinatorConnected | ListenPort | EndRank | Decision | UnfinishedRanks
-Observation = PeerProcessEnded | Interrupted | Sample | ThreadsReply | SnapshotRequest
+Observation = PeerProcessEnded | Interrupted | UnaskedStop | Sample | ThreadsReply | SnapshotRequest
 SentinelToCoordinator = RankToCoordinator | Observation | Hello | Stage | StoppedStatus | StepDaemonLost | SentinelLost
 CoordinatorToSentinel = (
     Admitted | Decision | UnfinishedRanks | WatchPeerProcess | QueryStopped | JobEnds | JobFinished | SampleRequest

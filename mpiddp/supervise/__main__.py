@@ -9,11 +9,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..base.errors import EXIT_USAGE
 from ..base.stderr import write_line
 from ..base.version import __version__
+from ..bootstrap.refusal import refuse_early
+from ..discovery import launchers, runtime
 from ..options.parser import Parser, parse_positive_int, parse_seconds
 from ..options.site import read_site_defaults
 from ..options.table import read_default
@@ -34,6 +37,10 @@ def main() -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, the job's status is lost
     try:
         options = parse_arguments()
+        runtime.drop_foreign_run_id(os.environ)
+        if around := describe_surrounding_launcher(os.environ):
+            refuse_early(f"mpiddp.supervise: {around}")
+            return EXIT_USAGE
         path = os.path.realpath(shutil.which(options.command[0]) or options.command[0])
         command = parse_command(options.command, read_launcher_version(options.command[0], path), path=path)
         allocation = find_allocation(os.environ, options.hostfile or "")
@@ -55,6 +62,16 @@ def main() -> int:
         return EXIT_USAGE
     finally:
         shutil.rmtree(plan.folder, ignore_errors=True)
+
+
+def describe_surrounding_launcher(environ: Mapping[str, str]) -> str:
+    """Return why this process must not run a job: a launcher has started several like it; empty if none has."""
+    around = launchers.read_launch_facts(environ)
+    if around is None or max(around.size or 0, around.rank + 1, around.tasks) == 1:
+        return ""
+    command = around.launcher.command or "mpirun"
+    return (f"this process is already a rank of {around.launcher.name}, and each rank would run the whole job; start "
+            f"it once, before the launcher: python -m mpiddp.supervise {command} -n 2 python -m mpiddp train.py")
 
 
 def non_negative_int(text: str) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from ..base.config import RUNNING_SUFFIX, STOPPED_SUFFIX
+from ..base.config import RUNNING_SUFFIX, STEPS_SUFFIX
 from ..base.errors import EXIT_REQUEUE
 from ..failure.root_cause import ReportKind
 from .command import NONE, LauncherCommand
@@ -136,13 +136,13 @@ class AttemptProcess:
         if status and report.get("kind") != ReportKind.ERROR and not silent:
             silent = find_silent()  # again: a node's programs end before its daemon
         attempt = make_attempt(nodes, ended_s - self._began_s, status, report)._replace(silent=silent)
-        return attempt._replace(steps=self._steps()) if status == EXIT_REQUEUE and not report else attempt
+        return attempt._replace(steps=self._steps()) if status in (0, EXIT_REQUEUE) and not report else attempt
 
     def _steps(self) -> int | None:
-        """Return the steps that a job made before all ranks agreed to stop, None if unknown."""
+        """Return the steps that a job made which ended in order, None if unknown."""
         refresh_folder(os.path.dirname(self._report))
         try:
-            with open(self._report + STOPPED_SUFFIX) as file:
+            with open(self._report + STEPS_SUFFIX) as file:
                 return int(file.read())
         except (OSError, ValueError):
             return None

@@ -27,6 +27,9 @@ UNREADY_DEVICE_WORDS = (  # in errors about an unusable device, which the script
     "cudaerrorsystemnotready", "system not yet initialized",
 )
 VARYING = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, ports, sizes: they differ between two errors with the same cause
+EXPLAINED_STATUSES = {  # which mpiddp explains on stderr, without a report
+    EXIT_USAGE: "wrong command line", EXIT_CANNOT_START: "the job did not start", EXIT_OUTPUT_LOST: "output was lost",
+}
 OUTSIDE_STATUSES = (130, 143, 15)  # of a launcher ended by SIGINT or SIGTERM; 15 is MPICH's
 EXTERNAL_KINDS = (ReportKind.PROCESS_EXIT, ReportKind.UNREACHABLE)  # a faulty node may cause these, too
 NAME_CHECKPOINTS = "(if the job continues from checkpoints, name them with --progress-file)"
@@ -64,12 +67,19 @@ class Attempt(NamedTuple):
         return self.status == EXIT_REQUEUE and not self.kind
 
     @property
+    def is_explained(self) -> bool:
+        """Return whether mpiddp has printed why it ended, and no rank has failed."""
+        return self.status in EXPLAINED_STATUSES and not self.kind
+
+    @property
     def reason(self) -> str:
         """Why it ended, in one line."""
         if self.status == 0:
             return "success"
         if self.has_stopped:
             return "all ranks agreed to stop" if self.steps != 0 else "it had to stop before its first step"
+        if self.is_explained:
+            return f"{EXPLAINED_STATUSES[self.status]} (exit status {self.status}), see above"
         who = f"rank {self.rank} on {self.host}: " if self.rank is not None else ""
         return who + (truncate_middle(self.cause, 200) or f"exit status {self.status} without a failure report")
 
@@ -209,12 +219,12 @@ def choose_nodes(former: Sequence[str], pool: Sequence[str], suspects: Collectio
 def find_reason_to_stop(attempts: Sequence[Attempt]) -> str:
     """Return why a restart makes no sense, empty if it does."""
     last = attempts[-1]
-    if last.status == EXIT_USAGE and not last.kind:
-        return f"exit status {EXIT_USAGE} means a wrong command line"
-    if last.status == EXIT_CANNOT_START and not last.kind and len(attempts) == 1:
-        return f"mpiddp's exit status {EXIT_CANNOT_START} means that the job cannot start"
-    if last.status == EXIT_OUTPUT_LOST and not last.kind:
-        return f"mpiddp's exit status {EXIT_OUTPUT_LOST} means that output was lost; no rank failed"
+    if last.status == EXIT_USAGE and last.is_explained:
+        return "the same command line would fail again"
+    if last.status == EXIT_CANNOT_START and last.is_explained and len(attempts) == 1:
+        return "it would not start the second time either"
+    if last.status == EXIT_OUTPUT_LOST and last.is_explained:
+        return "no rank failed"
     if len(attempts) > 1 and (how := describe_same_failure(attempts[-2], last)):
         return f"two attempts in a row failed in the same way {how}: {last.reason}"
     return ""

@@ -154,11 +154,8 @@ class Supervisor:
         if decision.why:
             ends = f"exit status {EXIT_REQUEUE} (requeue)" if decision.action is Action.REQUEUE else "no restart"
             write_line(f"mpiddp.supervise: {ends}: {decision.why}")
-        if decision.action is Action.STOP and last.status and not (last.kind or last.has_stopped or self._signal):
-            write_line("mpiddp.supervise: no failure report was written. Does the command run the script through "
-                       "`python -m mpiddp`?")
-        if last.status and self._plan.progress_file and not read_checkpoint_state(self._plan.progress_file):
-            write_line(f"mpiddp.supervise: no checkpoint found at --progress-file {self._plan.progress_file}")
+        if last.status and not last.is_explained:
+            self._advise(decision)
         if decision.action is Action.REQUEUE:
             return EXIT_REQUEUE
         if decision.action is Action.DONE:
@@ -166,6 +163,15 @@ class Supervisor:
         if self._signal and last.status == self._signal:  # as MPICH's launcher exits
             return 128 + last.status
         return last.status if last.status != EXIT_REQUEUE else 1  # at status 75 a batch script would requeue it
+
+    def _advise(self, decision: Decision) -> None:
+        """Print what may be wrong with the command, after an attempt that has failed."""
+        last, path = self._attempts[-1], self._plan.progress_file
+        if decision.action is Action.STOP and not (last.kind or last.has_stopped or self._signal):
+            write_line("mpiddp.supervise: no failure report was written. Does the command run the script through "
+                       "`python -m mpiddp`?")
+        if path and not read_checkpoint_state(path):
+            write_line(f"mpiddp.supervise: no checkpoint found at --progress-file {path}")
 
     def _forward(self, number: int, _: object) -> None:
         """Forward a signal to the job; no attempt is started after one of ENDING_SIGNALS."""

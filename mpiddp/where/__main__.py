@@ -11,7 +11,7 @@ from ..base.files import open_for_writing
 from ..base.stderr import print_answer, write_line
 from ..base.version import __version__
 from ..options.parser import Parser
-from .client import InspectOptions, UnansweredError, find_endpoint, request_snapshot
+from .client import InspectOptions, UnansweredError, describe_unseen, find_endpoint, request_snapshot
 from .registry import JobEndpoint
 from .snapshot import Snapshot, as_json, draw_svg, format_table, format_threads, has_lock_wait
 
@@ -30,6 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
         endpoint = find_endpoint(options.job)
         while True:
             status = print_snapshot(endpoint, options)
+            if not options.job and (unseen := describe_unseen(endpoint)):
+                write_line(f"mpiddp.where: {unseen}")
             if options.watch is None or status:
                 return status
             time.sleep(options.watch)

@@ -9,7 +9,7 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
@@ -87,12 +87,30 @@ def find_endpoint(job: str) -> JobEndpoint:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        names = join_names([f"{match.run_id} ({match.name})" for match in matches])
-        raise UnansweredError(f"more than one job matches; choose one: {names}")
+        problem = f"{job} matches {len(matches)} jobs" if job else f"{len(matches)} jobs of yours are running"
+        names = join_names([match.full_name for match in matches])
+        raise UnansweredError(f"{problem}: {names}; name one: python -m mpiddp.where {name_alone(matches)}")
     if not job:
         raise UnansweredError("no mpiddp job of yours is running, or it is still starting")
     others = f"; jobs found: {join_names([endpoint.name for endpoint in endpoints.values()])}" if endpoints else ""
     raise UnansweredError(f"no mpiddp job {job} of yours is running{others}")
+
+
+def name_alone(endpoints: Sequence[JobEndpoint]) -> str:
+    """Return a name of the first of these jobs that none of the others has."""
+    first, *others = endpoints
+    name = first.names[-1]
+    return first.run_id if any(name in other.names for other in others) else name
+
+
+def describe_unseen(shown: JobEndpoint) -> str:
+    """Return in words which jobs besides the one `shown` may run, but cannot be seen from this host; empty for none."""
+    others = {path: endpoint for path, endpoint in read_endpoints().items() if endpoint.run_id != shown.run_id}
+    unseen = select_running(others) if others else []
+    if not unseen:
+        return ""
+    names = join_names([f"{endpoint.full_name} on {endpoint.host}" for endpoint in unseen])
+    return f"not shown: {names}; name one: python -m mpiddp.where {name_alone(unseen)}"
 
 
 def select_running(endpoints: Mapping[str, JobEndpoint]) -> list[JobEndpoint]:

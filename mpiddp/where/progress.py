@@ -7,7 +7,7 @@ import json
 import mmap
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..base.text import format_ranges
@@ -17,6 +17,7 @@ MAX_GROUPS = 64
 MAX_RANGES = 5  # of a group's ranks
 
 _count = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")  # calls of mpiddp.should_stop(), shared with the sentinel
+_noted = _count[1:2]  # a bit for each signal that is noted for should_stop(), shared as well
 _step_s = 0.0  # time of the last one (time.monotonic())
 
 
@@ -30,6 +31,16 @@ def count_step() -> None:
 def step_count() -> int:
     """Return the number of steps of this rank, or of this sentinel's rank, even after that has ended."""
     return _count[0]
+
+
+def publish_noted_signals(numbers: Iterable[int]) -> None:
+    """Tell the sentinel which signals are noted for should_stop()."""
+    _noted[0] = sum(1 << number for number in numbers)
+
+
+def find_unasked_signal(numbers: Iterable[int]) -> int:
+    """Return the most urgent of these signals that waits for this rank's first should_stop(), 0 for none."""
+    return 0 if step_count() else max((number for number in numbers if _noted[0] >> number & 1), default=0)
 
 
 def read_progress() -> Progress:

@@ -36,6 +36,11 @@ class JobEndpoint(NamedTuple):
         return self.names[-1] if self.step not in ("", "0") else self.names[0]
 
     @property
+    def full_name(self) -> str:
+        """The job's name in messages that list several."""
+        return f"{self.name} ({self.run_id})" if self.number else self.run_id
+
+    @property
     def names(self) -> list[str]:
         """The names by which the job is found, besides the beginning of its own name."""
         return [self.number or self.run_id, *([f"{self.number}.{self.step}"] if self.step else [])]

@@ -40,7 +40,7 @@ def test_a_split_world_is_refused_before_it_trains(mpi: str, cluster: Cluster) -
     assert done.stdout == ""
     assert re.findall("mpiddp: cannot start: (.*)", done.stderr) == ["pmi-unsupported"]
     assert f"use srun {ADVISED[mpi]}" in done.stderr
-    assert find("launch/unsupported_interface", done.stderr, launcher="srun", interface="Cray's PMI")
+    assert find("launch/unsupported_interface", done.stderr, launcher="srun --mpi=cray_shasta", interface="Cray's PMI")
 
 
 def test_what_a_rank_concludes_from_the_steps_variables(cluster: Cluster) -> None:
