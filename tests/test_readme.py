@@ -42,10 +42,8 @@ def section(title: str) -> str:
     return README.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
-def test_it_is_short_and_the_first_screen_starts_a_training() -> None:
-    lines = README.splitlines()
-    assert len(lines) <= 300
-    screen = "\n".join(lines[:40])
+def test_the_first_screen_starts_a_training() -> None:
+    screen = "\n".join(README.splitlines()[:40])
     assert FIRST in screen
     assert "sbatch job.sh" in screen
     assert "\nsrun " in screen
