@@ -58,7 +58,7 @@ SlurmdPidFile={RUN}/slurmd-%n.pid
 KillWait=2
 """ + "".join(
     f"NodeName={node} NodeAddr={ADDRESSES[node]} CPUs={CPUS_PER_NODE} CpuBind=none Gres=gpu:h100:{GPUS_PER_NODE} "
-    "State=UNKNOWN\n" for node in NODES
+    "RealMemory=4096 State=UNKNOWN\n" for node in NODES
 ) + "PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP OverSubscribe=FORCE\n"
 
 # Slurm 22.05's fences of the kind "tree" let ranks go before all have come: then some crash in MPI_Init.
