@@ -148,14 +148,19 @@ def is_here(context: Context, folder: str | None, path: str) -> bool:
     base = context.script.options.get("chdir", "")
     if NODE_FOLDERS.match(path) or ("$" in base and not os.path.isabs(path)):
         return True
-    places = [os.path.join(base, folder or "", path)]
-    if folder in ("", "."):
-        places.append(os.path.join(os.path.dirname(context.script.path), path))
-    if any(map(context.host.exists, places)):
+    if any(map(context.host.exists, list_places(context, folder, path))):
         return True
     trainings = {launch.text for launch in context.script.trainings}
     return any(makes_file(command, path) for command in context.script.commands
                if command.words[0] in MAKERS and command.text not in trainings)
+
+
+def list_places(context: Context, folder: str | None, path: str) -> list[str]:
+    """Return where a file may be that a job looks for in a folder."""
+    places = [os.path.join(context.script.options.get("chdir", ""), folder or "", path)]
+    if folder in ("", "."):
+        places.append(os.path.join(os.path.dirname(context.script.path), path))
+    return places
 
 
 def makes_file(command: Command, path: str) -> bool:
@@ -266,9 +271,9 @@ def is_activation(command: Command) -> bool:
         words[0] in ("conda", "mamba", "micromamba") and words[1:2] == ("activate",))
 
 
-@rule("conda-base", "conda's base environment")
+@rule("conda-base", "conda's base environment, or NAME instead of an environment's name")
 def check_conda_base(context: Context) -> Iterator[Problem]:
-    """Look for an activation of base that no other one follows."""
+    """Look for an activation of base or NAME that no other one follows."""
     activations = [command for command in context.script.commands if is_activation(command)]
     if not activations or not context.steps:
         return
@@ -279,10 +284,13 @@ def check_conda_base(context: Context) -> Iterator[Problem]:
     if any(re.search(CONDA_FOLDERS, module) for module in context.modules):
         return  # the base of a site's module is what the site offers
     in_base = re.search(CONDA_FOLDERS, words[1]) is not None and "/envs/" not in words[1]
-    if (is_conda or in_base) and name == "base":
-        yield Problem(Severity.WARNING, last.line, "conda's base environment",
-                      "it seldom has torch and mpi4py, and packages in it disturb conda itself",
-                      f"{' '.join(words[:2])} NAME")
+    if (is_conda or in_base) and name in ("base", "NAME"):
+        is_base = name == "base"
+        yield Problem(Severity.WARNING if is_base else Severity.ERROR, last.line,
+                      "conda's base environment" if is_base else "NAME stands for the name of your environment",
+                      "it seldom has torch and mpi4py, and packages in it disturb conda itself" if is_base else
+                      "conda has no environment of this name, and the training runs with another Python",
+                      f"{last.text.partition('activate')[0]}activate NAME     # your environment: conda env list")
 
 
 @rule("conda-init", "conda activate in a shell that does not know it")

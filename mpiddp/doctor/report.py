@@ -15,15 +15,15 @@ MIN_WIDTH = 40
 def format_findings(script: BatchScript, findings: Sequence[Finding], width: int, has_colours: bool) -> str:
     """Return findings, each with its line, the reason and what to write; then what was not followed."""
     lines = []
-    for finding in findings:
+    for position, finding in enumerate(findings, 1):
+        later = {text for other in findings[position:] for text in other.suggestion.splitlines()}
         label = format_severity(finding.severity, has_colours)
         place = f"{script.path}:{finding.line}: " if finding.line else f"{script.path}: "
         lines.append(f"{place}{label}: {finding.message} [{finding.rule}]")
         if finding.line:
             lines.append(f"    {script.lines[finding.line - 1].strip()[:max(width, MIN_WIDTH) - 4]}")
         lines += wrap("why", finding.reason, width)
-        if finding.suggestion:
-            lines.append(f"  write  {finding.suggestion}")
+        lines += [f"  write  {text}" for text in finding.suggestion.splitlines() if text not in later]
     lines += [f"{script.path}:{note.line}: not followed: {note.text}" for note in script.not_followed]
     return "\n".join([*lines, summarize(script, findings)])
 
