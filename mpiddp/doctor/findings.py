@@ -57,6 +57,13 @@ class Host:
         """Return whether a folder exists."""
         return os.path.isdir(os.path.join(self.folder, path))
 
+    def list_names(self, folder: str) -> list[str]:
+        """Return the names in a folder, none if it cannot be read."""
+        try:
+            return os.listdir(os.path.join(self.folder, folder))
+        except OSError:
+            return []
+
     def read(self, path: str) -> str:
         """Return a file's text, empty if it cannot be read."""
         try:

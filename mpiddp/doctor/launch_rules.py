@@ -78,8 +78,11 @@ def check_mpi_interface(context: Context) -> Iterator[Problem]:
                 f"{library or 'MPI'} then connects by the site's default, which is often none: each process trains "
                 "alone, or the start fails (Cray MPICH needs no --mpi)", correct)
         elif library == "Cray MPICH" and given != "cray_shasta" and not launch.container:
-            yield Problem(Severity.ERROR, launch.line, f"srun --mpi={given} with Cray MPICH (module {module})",
-                          "Cray MPICH connects by the default of srun on a Cray",
+            is_possible = given == "pmi2"  # some Crays need it, such as Kestrel of NREL for cray-mpich-abi
+            yield Problem(Severity.WARNING if is_possible else Severity.ERROR, launch.line,
+                          f"srun --mpi={given} with Cray MPICH (module {module})",
+                          "on a Cray, srun's default is right for Cray MPICH: leave --mpi out"
+                          + ", unless your site asks for it" * is_possible,
                           change_line(context, launch, rf"\s--mpi[= ]{re.escape(given)}\b", ""))
         elif given == "none":
             yield Problem(Severity.ERROR, launch.line, "srun --mpi=none", "the processes do not find each other: each "
@@ -182,6 +185,16 @@ def check_no_launcher(context: Context) -> Iterator[Problem]:
                           f"{start} {python}" if is_ours else f"{start} python -m mpiddp {launch.script or ''}".strip())
 
 
+@rule("no-training", "directives, but no line that starts a training")
+def check_no_training(context: Context) -> Iterator[Problem]:
+    """Look for a script that starts nothing, as far as all of it could be followed."""
+    script = context.script
+    if script.directives and not script.launches and not script.not_followed:
+        yield Problem(Severity.NOTE, script.directives[0].line, "no line starts a training",
+                      "nothing starts Python, torchrun, accelerate or deepspeed: right for a script that only prepares "
+                      "data")
+
+
 @rule("split-world", "torchrun that trains on each node alone")
 def check_split_world(context: Context) -> Iterator[Problem]:
     """Look at how several nodes' torchrun find each other."""
@@ -277,8 +290,8 @@ def check_unknown_option(context: Context) -> Iterator[Problem]:
         if launch.program is not Program.MPIDDP:
             continue
         errors = find_option_errors(launch)
-        foreign = [text for text in errors if re.fullmatch(r"unrecognized arguments: \S+( set .*)?", text)
-                   and not is_option_of_sbatch(read_option(text))]
+        foreign = [text for text in errors
+                   if read_option(text) and "did you mean" not in text and not is_for_sbatch(text)]
         for texts in [[text] for text in errors if text not in foreign] + [foreign] * bool(foreign):
             yield judge_options(context, launch, texts)
     variables = {**context.script.variables, **{
@@ -299,7 +312,7 @@ def judge_options(context: Context, launch: Launch, errors: Sequence[str]) -> Pr
     if len(errors) > 1:
         text = f"unrecognized arguments: {', '.join(names)}"
         reason += "; the launcher sets the numbers of nodes and processes, and MPI needs no address"
-    elif is_option_of_sbatch(names[0]) and "did you mean" not in text:
+    elif is_for_sbatch(text):
         text = f"{names[0]} is an option of sbatch, not of mpiddp"
         change = change and change._replace(above=f"#SBATCH {names[0]}")
         reason += "; batch/requeue.sh has what else a requeue needs" * (names[0] == "--requeue")
@@ -312,9 +325,11 @@ def read_option(error: str) -> str:
     return match[1] if match else ""
 
 
-def is_option_of_sbatch(option: str) -> bool:
-    """Return whether sbatch has an option."""
-    return option.partition("=")[0].removeprefix("--") in {*SLURM_NAMES.values(), *SLURM_FLAGS}
+def is_for_sbatch(error: str) -> bool:
+    """Return whether an error message is about an option of sbatch, and has no hint."""
+    option = read_option(error)
+    return error.endswith(f": {option}") and option.partition("=")[0].removeprefix("--") in {
+        *SLURM_NAMES.values(), *SLURM_FLAGS}
 
 
 def correct_option(context: Context, launch: Launch, error: str) -> Change | None:

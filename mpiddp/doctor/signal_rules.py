@@ -103,10 +103,11 @@ def stop_before(step: Step) -> float:
 @rule("should-stop", "--stop-before or --signal for a script that never asks whether it should stop")
 def check_should_stop(context: Context) -> Iterator[Problem]:
     """Look for mpiddp.should_stop() in scripts that are here."""
+    signal = read_signal(context)
     for step in context.steps:
         launch, option = step.launch, "--stop-before" if stop_before(step) else "--signal"
-        if launch.program is not Program.MPIDDP or not launch.script or (
-                option == "--signal" and read_signal(context) is None):
+        has_signal = option == "--stop-before" or (signal is not None and not signal[0])  # B: is for the batch shell
+        if launch.program is not Program.MPIDDP or not launch.script or not has_signal:
             continue
         text = "".join(map(context.host.read, list_places(context, launch.folder, launch.script)))
         handles_signals = option == "--signal" and re.search("signal|lightning", text)
