@@ -658,9 +658,9 @@ class Here(Host):
     def list_names(self, folder: str) -> list[str]:
         return ["missing_plain.py", "data"] if folder == "." else []
 
-    def read(self, path: str) -> str:
+    def read(self, path: str) -> str | None:
         return {"plain.py": "import torch", "stops.py": "while not mpiddp.should_stop(): pass",
-                "handles.py": "signal.signal(signal.SIGUSR1, save)"}.get(path, "")
+                "handles.py": "signal.signal(signal.SIGUSR1, save)"}.get(path)
 
 
 def findings(parts: tuple[str, str]) -> list[Finding]:
@@ -719,15 +719,34 @@ def test_the_line_to_write_instead(text: str, rule: str, suggestion: str) -> Non
 
 @pytest.mark.parametrize(("parts", "rule", "suggestion"), [
     ((head("--ntasks-per-node=1", "-c32", without="ntasks|cpus"), START.replace("=8", "=32")), "tasks-per-node",
-     "#SBATCH --ntasks-per-node=4\n#SBATCH --cpus-per-task=8     # the 32 cores, shared by 4 tasks"),
+     f"#SBATCH --ntasks-per-node=4\n#SBATCH --cpus-per-task=8     # the 32 cores, shared by 4 tasks\n{START.strip()}"),
+    ((head("--ntasks-per-node=1", without="ntasks"), START.replace("=8", "=$SLURM_CPUS_PER_TASK")), "tasks-per-node",
+     "#SBATCH --ntasks-per-node=4\n#SBATCH --cpus-per-task=2     # the 8 cores, shared by 4 tasks"),
     ((HEAD, TORCHRUN), "nested-launcher",
-     "#SBATCH --ntasks-per-node=1\n#SBATCH --cpus-per-task=32     # the 32 cores, for 1 task"),
+     "#SBATCH --ntasks-per-node=1\n#SBATCH --cpus-per-task=32     # the 32 cores, for 1 task\n"
+     + TORCHRUN.strip().replace("=8", "=32")),
     ((head(without="cpus"), START.replace(" --cpus-per-task=8", "")), "one-core",
      ('#SBATCH --cpus-per-task=8     # an example: cores of a node (sinfo -o "%n %c") / 4 tasks\n'
       "srun --cpus-per-task=$SLURM_CPUS_PER_TASK --mpi=pmix python -m mpiddp train.py")),
 ])
 def test_tasks_and_their_cores_change_together(parts: tuple[str, str], rule: str, suggestion: str) -> None:
     assert {finding.rule: finding.suggestion for finding in findings(parts)} == {rule: suggestion}
+
+
+def test_files_of_the_submission(tmp_path: Path) -> None:
+    """A script of nearly the same name is suggested; one without should_stop() is found."""
+    (tmp_path / "train.py").touch()
+    misspelt, plain = (check(script(START.replace("train.py", words)), Host(str(tmp_path)))
+                       for words in ("trian.py", "--stop-before 120 train.py"))
+    assert [(finding.rule, finding.suggestion) for finding in misspelt] == [("missing-file", START.strip())]
+    assert [finding.rule for finding in plain] == ["should-stop"]
+    (finding,) = check(script(START), Host(str(tmp_path / "none")))
+    assert (finding.message, finding.suggestion) == (message("doctor/missing_file", path="train.py"), "")
+
+
+def test_late_directives_count_for_the_other_rules() -> None:
+    found = findings(("", f"cd a\n{HEAD.partition(chr(10))[2]}#SBATCH --time=1\n{START}"))
+    assert {finding.rule for finding in found} == {"late-directive", "walltime"}
 
 
 @pytest.mark.parametrize("text", [

@@ -64,13 +64,13 @@ class Host:
         except OSError:
             return []
 
-    def read(self, path: str) -> str:
-        """Return a file's text, empty if it cannot be read."""
+    def read(self, path: str) -> str | None:
+        """Return a file's text, None if it cannot be read."""
         try:
             with open(os.path.join(self.folder, path), encoding="utf-8", errors="replace") as file:
                 return file.read()
         except OSError:
-            return ""
+            return None
 
 
 @dataclass(frozen=True)
@@ -244,15 +244,18 @@ def change_line(context: Context, launch: Launch, pattern: str, replacement: str
     return Change((own or found)[0], ((pattern, replacement),)) if own or len(found) == 1 else None
 
 
-def suggest_tasks(context: Context, tasks: int) -> str:
+def suggest_tasks(context: Context, step: Step, tasks: int) -> Suggestion:
     """Return sbatch's directives for another number of tasks per node, which share the cores of those before."""
-    options, job = context.script.options, context.script.request
-    lines = [f"#SBATCH --ntasks-per-node={tasks}" + "     # and no --ntasks" * ("ntasks" in options)]
-    cores = (job.cpus_per_task or 0) * (job.tasks_per_node or 0)
-    if cores and tasks != job.tasks_per_node:
-        whose = f"{'shared by' if tasks > 1 else 'for'} {count(tasks, 'task')}"
-        lines.append(f"#SBATCH --cpus-per-task={max(1, cores // tasks)}     # the {cores} cores, {whose}")
-    return "\n".join(lines)
+    directives = f"#SBATCH --ntasks-per-node={tasks}" + "     # and no --ntasks" * ("ntasks" in context.script.options)
+    share, before = step.request.cpus_per_task, step.request.tasks_per_node
+    if not share or not before or before == tasks:
+        return directives
+    cores = max(1, share * before // tasks)
+    whose = f"{'shared by' if tasks > 1 else 'for'} {count(tasks, 'task')}"
+    directives += f"\n#SBATCH --cpus-per-task={cores}     # the {share * before} cores, {whose}"
+    change = change_line(context, step.launch, rf"(--cpus-per-task[= ]|(?<=\s)-c\s*){share}\b",
+                         f"--cpus-per-task={cores}")
+    return change._replace(above=directives) if change else directives
 
 
 def parse_memory_mb(text: str) -> float | None:

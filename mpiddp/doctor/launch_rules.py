@@ -149,7 +149,7 @@ def check_nested_launcher(context: Context) -> Iterator[Problem]:
                        if launch.program is not Program.DEEPSPEED else "")
             yield Problem(Severity.ERROR, launch.line, f"{number} times {name}{where}{each}",
                           f"{name} starts the processes of a node itself: start {name} once per node{instead}",
-                          suggest_tasks(context, 1))
+                          suggest_tasks(context, step, 1))
 
 
 def replace_launcher(launch: Launch) -> str:

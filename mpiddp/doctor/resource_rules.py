@@ -92,7 +92,7 @@ def suggest_processes(context: Context, step: Step, gpus: int) -> Suggestion:
             return "#PBS -l select=" + ":".join(
                 [*(part for part in select.split(":") if not part.startswith("mpiprocs=")), f"mpiprocs={gpus}"])
     if context.script.scheduler is Scheduler.SLURM and not is_counted(step):
-        return suggest_tasks(context, gpus)
+        return suggest_tasks(context, step, gpus)
     if launch.launcher == "srun":
         return f"srun --ntasks-per-node={gpus}"
     nodes = step.request.nodes

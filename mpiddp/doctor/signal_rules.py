@@ -109,9 +109,9 @@ def check_should_stop(context: Context) -> Iterator[Problem]:
         has_signal = option == "--stop-before" or (signal is not None and not signal[0])  # B: is for the batch shell
         if launch.program is not Program.MPIDDP or not launch.script or not has_signal:
             continue
-        text = "".join(map(context.host.read, list_places(context, launch.folder, launch.script)))
-        handles_signals = option == "--signal" and re.search("signal|lightning", text)
-        if text and "should_stop" not in text and not handles_signals:
+        words = "should_stop" if option == "--stop-before" else "should_stop|signal|lightning"
+        texts = map(context.host.read, list_places(context, launch.folder, launch.script))
+        if any(text is not None and not re.search(words, text) for text in texts):
             yield Problem(Severity.WARNING, launch.line, f"{option}, but {launch.script} never calls should_stop()",
                           "unless a module that it imports does, the job ends without a checkpoint",
                           f"if mpiddp.should_stop():     # in the loop of {launch.script}: save a checkpoint, and end")

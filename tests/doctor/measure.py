@@ -50,9 +50,8 @@ class SubmissionHost(Host):
         """Return whether a folder exists."""
         return path not in self.missing if is_elsewhere(path) else super().is_folder(path)
 
-    def read(self, path: str) -> str:  # noqa: ARG002
-        """Return nothing: the files only stand for training scripts."""
-        return ""
+    def read(self, path: str) -> None:
+        """Return no text: the files only stand for training scripts."""
 
 
 def is_elsewhere(path: str) -> bool:
