@@ -238,10 +238,10 @@ def change_line(context: Context, launch: Launch, pattern: str, replacement: str
     """Return the change of a launch's line, or else of the only line that a pattern matches; None for none."""
     script = context.script.lines
     last = launch.line + launch.text.count("\n")
-    found = [position for position, line in enumerate(script)
-             if re.search(pattern, line) and not line.lstrip().startswith("#")]
-    own = [position for position in found if launch.line - 1 <= position < last]
-    return Change((own or found)[0], ((pattern, replacement),)) if own or len(found) == 1 else None
+    places = [position for position, line in enumerate(script)
+              if re.search(pattern, line) and not line.lstrip().startswith("#")]
+    own = [position for position in places if launch.line - 1 <= position < last]
+    return Change((own or places)[0], ((pattern, replacement),)) if own or len(places) == 1 else None
 
 
 def suggest_tasks(context: Context, step: Step, tasks: int) -> Suggestion:
