@@ -401,6 +401,7 @@ RULES_BROKEN = {
         (message("doctor/no_launcher", many="8 tasks"), (HEAD, "python train.py\n")),
         (message("doctor/first_node_only", program="torchrun", nodes=2), (ONE_TASK, TORCHRUN.partition("-task=8 ")[2])),
     ],
+    "no-training": [(message("doctor/no_training"), (HEAD, "cd data\nmpirun\n"))],
     "split-world": [
         (message("doctor/split_world", how="without --nnodes", nodes=2),
          (ONE_TASK, TORCHRUN.replace("--nnodes=2", ""))),
@@ -426,6 +427,10 @@ RULES_BROKEN = {
     "unknown-option": [
         (message("doctor/unknown_option", option="--log-dri", hint="--log-dir"),
          (HEAD, START.replace("train.py", "--log-dri logs train.py"))),
+        (message("doctor/several_options", options="--nnodes=2, --rdzv_backend, --rdzv_endpoint=$HEAD:29400"),
+         (HEAD, START.replace("train.py", "--nnodes=2 --rdzv_backend c10d --rdzv_endpoint=$HEAD:29400 train.py"))),
+        (message("doctor/option_of_sbatch", option="--requeue"),
+         (HEAD, START.replace("train.py", "--requeue train.py"))),
         (message("doctor/foreign_option", option="--nproc-per-node"),
          (HEAD, START.replace("train.py", "--nproc-per-node 4 train.py"))),
         (message("doctor/unknown_variable", variable="MPIDDP_LOG_DRI", hint="MPIDDP_LOG_DIR"),
@@ -455,10 +460,19 @@ RULES_BROKEN = {
         (message("doctor/stop_at_once", seconds=900, walltime=600),
          (head("--time=10"), START.replace("train.py", "--stop-before 900 train.py"))),
     ],
+    "should-stop": [
+        (message("doctor/should_stop", option="--stop-before", path="plain.py"),
+         (HEAD, START.replace("train.py", "--stop-before 120 plain.py"))),
+        (message("doctor/should_stop", option="--signal", path="plain.py"),
+         (head("--signal=USR1@120"), START.replace("train.py", "plain.py"))),
+    ],
     "requeue": [
         (message("doctor/requeue"), (head("--open-mode=append"), START + REQUEUE)),
         (message("doctor/no_requeue"), (head("--open-mode=append", "--no-requeue"), START + REQUEUE)),
-        (message("doctor/nothing_requeues"), (head("--open-mode=append", "--requeue", "--signal=USR1@120"), START)),
+        (message("doctor/nothing_requeues", option="stop-before"),
+         (head("--open-mode=append", "--requeue"), START.replace("train.py", "--stop-before 120 train.py"))),
+        (message("doctor/nothing_requeues", option="signal"),
+         (head("--open-mode=append", "--requeue", "--signal=USR1@120"), START)),
     ],
     "open-mode": [
         (message("doctor/open_mode"), (head("--requeue"), START + REQUEUE)),
@@ -467,7 +481,10 @@ RULES_BROKEN = {
         (message("doctor/errexit"), (head("--requeue", "--open-mode=append"), "set -euo pipefail\n" + START + REQUEUE)),
     ],
     "late-directive": [
-        (message("doctor/late_directive", directive="SBATCH --qos=a"), (HEAD, "cd a\n#SBATCH --qos=a\n" + START)),
+        (message("doctor/late_directive", line=8, first=7), (HEAD, "cd a\n#SBATCH --qos=a\n" + START)),
+        (message("doctor/late_directives", lines="8-9, 11", first=7),
+         (HEAD, "cd a\n#SBATCH --qos=a\n#SBATCH -A b\n\n#SBATCH --time=1:00:00\n" + START)),
+        (message("doctor/late_directives", lines="3-6", first=2), ("", f"cd a\n{HEAD.partition(chr(10))[2]}{START}")),
     ],
     "directive-text": [
         (message("doctor/typographic"), (head("#SBATCH \u2013\u2013account=a"), START)),
@@ -486,6 +503,8 @@ RULES_BROKEN = {
     "missing-file": [
         (message("doctor/missing_file", path="missing.py"), (HEAD, START.replace("train.py", "missing.py"))),
         (message("doctor/missing_file", path="missing/bin/activate"), (HEAD, "source missing/bin/activate\n" + START)),
+        (message("doctor/misspelt_file", path="missing_plian.py", meant="missing_plain.py"),
+         (HEAD, START.replace("train.py", "missing_plian.py"))),
         (message("doctor/missing_image", path="missing.sif"),
          (HEAD, START.replace("python", "apptainer exec --nv missing.sif python"))),
         (message("doctor/missing_file", path="missing.py"),
@@ -516,6 +535,7 @@ RULES_BROKEN = {
     ],
     "conda-base": [
         (message("doctor/conda_base"), (HEAD, "source ~/miniforge3/bin/activate\n" + START)),
+        (message("doctor/conda_placeholder"), (HEAD, "source ~/miniforge3/bin/activate NAME\n" + START)),
         (message("doctor/conda_base"), (HEAD, "source ~/conda/etc/profile.d/conda.sh\nconda activate base\n" + START)),
     ],
     "conda-init": [
@@ -575,6 +595,7 @@ RULES_KEPT = {
                         (HEAD, START.replace("python", "bash -c 'exec python").rstrip() + "'\n")],
     "no-launcher": [("#SBATCH -N1 --gpus-per-node=4 -c8\n", "torchrun --nproc-per-node=4 train.py\n"),
                     (HEAD, "python prepare.py\n" + START)],
+    "no-training": [(HEAD, "srun ./program\n"), (HEAD, "$START\n")],
     "split-world": [(ONE_TASK, TORCHRUN)],
     "early-variable": [(HEAD, START.replace("python -m mpiddp train.py",
                                             "bash -c 'python -m mpiddp train.py --rank $SLURM_PROCID'"))],
@@ -590,6 +611,9 @@ RULES_KEPT = {
                      (head("--signal=B:USR1@120"), f"trap 'kill -USR1 $!' USR1\n{START.rstrip()} &\nwait; wait\n"),
                      (head("--signal=B:USR1@120"), "exec " + START)],
     "signal-time": [(head("--signal=USR1@120", "--time=10"), START.replace("train.py", "--stop-before 120 train.py"))],
+    "should-stop": [(HEAD, START.replace("train.py", "--stop-before 120 stops.py")),
+                    (head("--signal=USR1@120"), START.replace("train.py", "handles.py")),
+                    (HEAD, START.replace("train.py", "plain.py"))],
     "requeue": [(head("--requeue", "--open-mode=append", "--signal=USR1@120"), START + REQUEUE)],
     "open-mode": [(head("--requeue", "--open-mode=append"), START + REQUEUE)],
     "errexit": [(head("--requeue", "--open-mode=append"), "set -e\nstatus=0\n" + START.rstrip() + " || " + REQUEUE)],
@@ -606,7 +630,9 @@ RULES_KEPT = {
     "missing-module": [(HEAD, MODULE.format("pytorch/2.9") + START),
                        (HEAD, "module use /site\n" + MODULE.format("missing") + START)],
     "log-folder": [(head("--output=here/%j.out"), START), (head("--output=%x-%j.out"), START)],
-    "work-folder": [("#PBS -l select=2:ncpus=64:ngpus=4:mpiprocs=4\n",
+    "work-folder": [("#PBS -l select=2:ncpus=64:ngpus=4:mpiprocs=4\n#PBS -l walltime=01:00:00,wd\n",
+                     "mpirun python -m mpiddp train.py\n"),
+                    ("#PBS -l select=2:ncpus=64:ngpus=4:mpiprocs=4\n",
                      "cd $PBS_O_WORKDIR\nmpirun python -m mpiddp train.py\n")],
     "other-python": [(HEAD, "module load python/3.11\nsource venv/bin/activate\n" + START)],
     "conda-base": [(HEAD, "source ~/miniforge3/bin/activate torch\n" + START),
@@ -628,6 +654,13 @@ class Here(Host):
         return "missing" not in path
 
     is_folder = exists
+
+    def list_names(self, folder: str) -> list[str]:
+        return ["missing_plain.py", "data"] if folder == "." else []
+
+    def read(self, path: str) -> str | None:
+        return {"plain.py": "import torch", "stops.py": "while not mpiddp.should_stop(): pass",
+                "handles.py": "signal.signal(signal.SIGUSR1, save)"}.get(path)
 
 
 def findings(parts: tuple[str, str]) -> list[Finding]:
@@ -671,12 +704,49 @@ def test_a_script_that_does_not_break_a_rule(name: str, parts: tuple[str, str]) 
     ("export MPIDDP_LOG_DRI=logs\n" + START, "unknown-option", "export MPIDDP_LOG_DIR=logs"),
     (START.replace("python", "apptainer exec -B /a image.sif python"), "container-gpus",
      START.replace("python", "apptainer exec --nv -B /a image.sif python").strip()),
+    ("NP=4\nmpirun -n $NP python -m mpiddp train.py\n", "mpirun-ranks", "mpirun python -m mpiddp train.py"),
+    (START.replace("train.py", "--requeue train.py"), "unknown-option", "#SBATCH --requeue\n" + START.strip()),
+    (START.replace("train.py", "--nnodes 2 --rdzv-backend=c10d train.py"), "unknown-option", START.strip()),
+    ("source ~/conda/bin/activate base\n" + START, "conda-base",
+     "source ~/conda/bin/activate NAME     # your environment: conda env list"),
     ("mpirun -np 4 --bind-to none python -m mpiddp train.py\n", "mpirun-ranks",
      "mpirun --bind-to none python -m mpiddp train.py"),
 ])
 def test_the_line_to_write_instead(text: str, rule: str, suggestion: str) -> None:
     """It is the line that has to change, also where that is not the launch's."""
     assert {finding.rule: finding.suggestion for finding in findings((HEAD, text))} == {rule: suggestion}
+
+
+@pytest.mark.parametrize(("parts", "rule", "suggestion"), [
+    ((head("--ntasks-per-node=1", "-c32", without="ntasks|cpus"), START.replace("=8", "=32")), "tasks-per-node",
+     f"#SBATCH --ntasks-per-node=4\n#SBATCH --cpus-per-task=8     # the 32 cores, shared by 4 tasks\n{START.strip()}"),
+    ((head("--ntasks-per-node=1", without="ntasks"), START.replace("=8", "=$SLURM_CPUS_PER_TASK")), "tasks-per-node",
+     "#SBATCH --ntasks-per-node=4\n#SBATCH --cpus-per-task=2     # the 8 cores, shared by 4 tasks"),
+    ((HEAD, TORCHRUN), "nested-launcher",
+     "#SBATCH --ntasks-per-node=1\n#SBATCH --cpus-per-task=32     # the 32 cores, for 1 task\n"
+     + TORCHRUN.strip().replace("=8", "=32")),
+    ((head(without="cpus"), START.replace(" --cpus-per-task=8", "")), "one-core",
+     ('#SBATCH --cpus-per-task=8     # an example: cores of a node (sinfo -o "%n %c") / 4 tasks\n'
+      "srun --cpus-per-task=$SLURM_CPUS_PER_TASK --mpi=pmix python -m mpiddp train.py")),
+])
+def test_tasks_and_their_cores_change_together(parts: tuple[str, str], rule: str, suggestion: str) -> None:
+    assert {finding.rule: finding.suggestion for finding in findings(parts)} == {rule: suggestion}
+
+
+def test_files_of_the_submission(tmp_path: Path) -> None:
+    """A script of nearly the same name is suggested; one without should_stop() is found."""
+    (tmp_path / "train.py").touch()
+    misspelt, plain = (check(script(START.replace("train.py", words)), Host(str(tmp_path)))
+                       for words in ("trian.py", "--stop-before 120 train.py"))
+    assert [(finding.rule, finding.suggestion) for finding in misspelt] == [("missing-file", START.strip())]
+    assert [finding.rule for finding in plain] == ["should-stop"]
+    (finding,) = check(script(START), Host(str(tmp_path / "none")))
+    assert (finding.message, finding.suggestion) == (message("doctor/missing_file", path="train.py"), "")
+
+
+def test_late_directives_count_for_the_other_rules() -> None:
+    found = findings(("", f"cd a\n{HEAD.partition(chr(10))[2]}#SBATCH --time=1\n{START}"))
+    assert {finding.rule for finding in found} == {"late-directive", "walltime"}
 
 
 @pytest.mark.parametrize("text", [
@@ -711,7 +781,9 @@ def test_findings_as_text_and_as_json() -> None:
     wrong = message("doctor/unknown_option", option="--log-dri", hint="--log-dir")
     line = "    srun python -m mpiddp --log-dri x train.py"
     assert f"job.sh:7: \033[1;31merror\033[0m: {wrong} [unknown-option]\n{line}\n" in text
-    assert "\n  write  srun python -m mpiddp --log-dir x train.py\n" in text
+    both = "srun --cpus-per-task=$SLURM_CPUS_PER_TASK --mpi=pmix python -m mpiddp --log-dir x train.py"
+    assert re.findall("^  write  (.*)$", text, re.MULTILINE) == [both]
+    assert {finding.suggestion for finding in found} == {both}
     assert text.splitlines()[-1] == "job.sh: " + message("doctor/summary", findings="1 error, 2 warnings", line=7)
     assert "\033" not in format_findings(read_script, found, 80, has_colours=False)
     answer = json.loads(as_json(read_script, found))

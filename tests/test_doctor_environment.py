@@ -213,15 +213,17 @@ def test_the_site_profile_on_this_host(tmp_path: Path) -> None:
     file.chmod(0o666)
     load_profile.cache_clear()
     assert [severity for severity, _ in shown(inspect_site(job, site))] == ["WARNING"]
-    assert shown(inspect_site(job, {"MPIDDP_SITE": ""})) == [("NOTE", message("site/no_profile"))]
+    assert inspect_site(job, {"MPIDDP_SITE": ""}) == []
 
 
 def test_findings_are_lines_and_records() -> None:
     findings = [Finding("torch-build", Severity.ERROR, None, "it does not fit", "it is slow", "install another"),
                 Finding("core", Severity.NOTE, None, "it is so")]
-    lines = ["error  torch-build  it does not fit: it is slow; install another", "note   core         it is so"]
-    assert format_lines(findings, has_colours=False).splitlines() == lines
-    coloured = format_lines(findings, has_colours=True)
+    lines = [message("site/first_line"), "error    torch-build  it does not fit: it is",
+             "                      slow; install another",
+             "note     core         it is so", message("site/last_line", findings="1 error, 1 note")]
+    assert format_lines(findings, 44, has_colours=False).splitlines() == lines
+    coloured = format_lines(findings, 44, has_colours=True)
     assert coloured != "\n".join(lines) == re.sub(r"\033\[[\d;]*m", "", coloured)
     assert json.loads(format_json(findings))[1] == {
         "rule": "core", "severity": "note", "line": None, "message": "it is so", "reason": "", "suggestion": ""}

@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from .batch_script import BatchScript
 
 DESCRIPTION = """\
-Check a job script for Slurm, PBS, LSF or Flux without running it, and print what is wrong, why, and what to
-write instead; without a script, check the MPI library, torch, limits, caches and the site profile on this
-host. Exit status: 0 nothing found, 1 something to look at, 2 wrong usage."""
+Check a job script for Slurm, PBS, LSF or Flux without running or changing it,
+and print what is wrong, why, and what to write instead. An error will fail, a
+warning is slow or risky, a note is harmless. Exit status: 0 nothing found, 1
+something found, even a note, 2 wrong usage. Without a job script, check the
+MPI library, torch, limits, caches and the site profile (a centre's settings,
+if it has one) on this host; notes then give 0."""
 NEEDS_PARSER = ("mpiddp.doctor: the parser of shell scripts is not installed: pip install 'mpiddp[doctor]' "
                 "(tree-sitter and tree-sitter-bash)")
 
@@ -81,9 +84,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="mpiddp.doctor", usage="python -m mpiddp.doctor [options] [job.sh]",
                     description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("script", nargs="?", metavar="job.sh", help="the job script; files are looked for "
-                        "from the current folder, from which you submit it. Without one, this host is looked at")
-    parser.add_argument("--convert", action="store_true", help="print the changes, as a diff, by which the job "
-                        "script starts mpiddp instead of torchrun or accelerate launch; `# check:` marks what is not "
+                        "from the current folder, from which you submit it. Without one, this host (usually the "
+                        "login node) is checked")
+    parser.add_argument("--convert", action="store_true", help="print the changes that make the job script start "
+                        "mpiddp instead of torchrun or accelerate launch, as a diff; `# check:` marks what is not "
                         "certain")
     parser.add_argument("--site", metavar="FILE", help="check a site profile, and show what it does on three example "
                         "nodes")

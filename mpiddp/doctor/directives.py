@@ -172,7 +172,7 @@ def single_dash_options(
         if long_name != "resources":
             yield long_name, value
             continue
-        for part in re.split(r",(?=[\w.]+=)", value) if names is PBS_NAMES else [value]:
+        for part in re.split(r",(?=[\w.]+=|wd\b)", value) if names is PBS_NAMES else [value]:
             key, _, own = part.partition("=")
             if names is PBS_NAMES:
                 yield key, own

@@ -23,13 +23,13 @@ from typing import NamedTuple
 from ..base.errors import PACKAGE_FOLDER, LaunchError
 from ..base.files import read_text
 from ..base.stderr import print_answer
-from ..base.text import format_columns
 from ..discovery.gpus import DRIVER_FILE, find_gpu_kind, list_openable_gpus
 from ..discovery.host import SHM_FOLDER, describe_missing_shm, read_shm_bytes
 from ..discovery.launchers import SRUN, LaunchFacts
 from ..discovery.mpi import Library
 from ..discovery.schedulers import list_srun_mpi_types
 from ..discovery.site_profile import load_site
+from ..options.parser import terminal_width
 from ..options.site import find_option_problems
 from ..planning.compatibility import check_compatibility, list_fitting_options
 from ..planning.problems import FEW_OPEN_FILES, SMALL_SHM_BYTES
@@ -43,7 +43,7 @@ from ..planning.site import (
 from ..staging.manifest import Mount, mount_of, mounts
 from ..supervise.command import LauncherCommand, find_launcher
 from ..where.registry import registry_folder
-from .finding import Finding, Severity, format_severity
+from .finding import MIN_WIDTH, Finding, Severity, count_severities, format_severity, wrap
 
 COMMAND_TIMEOUT_S = 20.0  # for loading the MPI library, which may be on a slow file system
 LAUNCHER_PROGRAMS = ("srun", "flux", "jsrun", "ibrun", "aprun", "mpirun_rsh")  # besides mpirun and mpiexec
@@ -109,7 +109,8 @@ def main(as_json: bool = False) -> int:
     """Print what is so on this host; return 1 if something is to be looked at, else 0."""
     findings = inspect_host(os.environ)
     has_colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    status = print_answer(format_json(findings) if as_json else format_lines(findings, has_colours))
+    status = print_answer(format_json(findings) if as_json else format_lines(
+        findings, terminal_width(), has_colours))
     return status or int(any(finding.severity > Severity.NOTE for finding in findings))
 
 
@@ -119,16 +120,16 @@ def format_json(findings: Sequence[Finding]) -> str:
                       indent=2)
 
 
-def format_lines(findings: Sequence[Finding], has_colours: bool) -> str:
-    """Return a line for each finding."""
-    lines = []
+def format_lines(findings: Sequence[Finding], width: int, has_colours: bool) -> str:
+    """Return each finding in lines no wider than the terminal, and how many there are."""
+    lines = ["this host (not a job script):"]
+    longest = max(len(finding.rule) for finding in findings)
     for finding in findings:
-        text = ": ".join(filter(None, (finding.message, finding.reason)))
-        lines.append((finding.severity.name.lower(), finding.rule,
-                      f"{text}; {finding.suggestion}" if finding.suggestion else text))
-    return "\n".join(
-        line[2:].replace(finding.severity.name.lower(), format_severity(finding.severity, has_colours), 1)
-        for line, finding in zip(format_columns(lines), findings, strict=True))
+        text, name = ": ".join(filter(None, (finding.message, finding.reason))), finding.severity.name.lower()
+        first, *others = wrap("; ".join(filter(None, (text, finding.suggestion))), max(width, MIN_WIDTH),
+                              f"{name:<7}  {finding.rule:<{longest}}  ")
+        lines += [first.replace(name, format_severity(finding.severity, has_colours), 1), *others]
+    return "\n".join([*lines, f"this host: {count_severities(findings)}"])
 
 
 def inspect_host(environ: Mapping[str, str]) -> list[Finding]:
@@ -230,8 +231,11 @@ def judge_launchers(
 
 def suggest_launcher(error: LaunchError) -> str:
     """Return which launcher to use instead: the environment's own, if it is only not in PATH."""
-    own = os.path.join(os.path.dirname(sys.executable), "mpiexec")
-    return "activate the environment: its mpiexec fits" if os.path.exists(own) else error.do.replace("\n", " ")
+    folder = os.path.dirname(sys.executable)
+    own, activate = os.path.join(folder, "mpiexec"), os.path.join(folder, "activate")
+    if not os.path.exists(own):
+        return error.do.replace("\n", " ")
+    return f"source {activate}" if os.path.exists(activate) else f"start with {own}"
 
 
 def find_torch_build() -> TorchBuild | None:
@@ -277,7 +281,9 @@ def judge_torch(build: TorchBuild | None, gpus: Mapping[str, int], driver: str) 
                 "training would run on the CPU", f"install torch's wheel for {vendor} GPUs (pytorch.org, Get Started)"))
     if not gpus:
         findings.append(Finding("torch", Severity.NOTE, None,
-                                f"torch {build.version} is built for {build.target}; this host has no GPU"))
+                                f"torch {build.version} is built for {build.target}; this host has no GPU",
+                                "" if any((build.cuda, build.hip, build.xpu)) else
+                                "right on a login node only if the job uses another torch"))
     oldest = OLDEST_DRIVERS.get(build.cuda.partition(".")[0], "")
     if driver and oldest and parse_version(driver) < parse_version(oldest):
         findings.append(Finding("driver", Severity.ERROR, None,
@@ -395,8 +401,7 @@ def inspect_site(job: JobConditions, environ: Mapping[str, str]) -> list[Finding
     """Return what is so with the site profile, and what it says about this host."""
     site = load_site(environ)
     if site.profile is None:
-        problem = [Finding("site-profile", Severity.WARNING, None, site.problem)] if site.problem else []
-        return problem or [Finding("site-profile", Severity.NOTE, None, "this host has no site profile")]
+        return [Finding("site-profile", Severity.WARNING, None, site.problem)] if site.problem else []
     profile = site.profile
     lines = [*warn_different_variables(profile, choose_settings(profile, job, environ)),
              *describe_failed_checks(profile, job, environ, os.path.exists), *find_option_problems(profile.options)]
@@ -439,7 +444,7 @@ def judge_caches(environ: Mapping[str, str], build: TorchBuild | None, mounted: 
         findings.append(Finding("hugging-face", Severity.NOTE, None,
                                 f"Hugging Face's cache {folder} is in the home folder",
                                 "models and data sets can fill its quota",
-                                "export HF_HOME to a folder with more space that all nodes see"))
+                                "export HF_HOME=$SCRATCH/huggingface (a folder with more space that all nodes see)"))
     return findings
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from ..base.text import format_ranges
 from .batch_script import Command, Program, Scheduler
-from .findings import GPU_OPTIONS, Context, Problem, Severity, Step, find_option, rule
+from .findings import GPU_OPTIONS, Context, Problem, Severity, Step, change_line, find_option, rule
 from .launch_rules import find_option_errors
 
 MAKERS = ("cp", "rsync", "tar", "unzip", "git", "wget", "curl", "sbcast", "ln", "mkdir", "touch", "mv", "cat", "tee",
@@ -35,11 +37,18 @@ SLOW_VARIABLES = {
 @rule("late-directive", "directives after the first command, which are not read")
 def check_late_directive(context: Context) -> Iterator[Problem]:
     """Look for directives that the batch system ignores."""
-    for directive in context.script.directives:
-        if directive.is_late:
-            yield Problem(Severity.ERROR, directive.line, f"{directive.text.split('#', 2)[1].strip()[:60]} is not read",
-                          "the batch system reads directives only before the first command",
-                          f"{directive.text.split(' # ')[0].rstrip()}     # above the first command")
+    script = context.script
+    late = [directive.line for directive in script.directives if directive.is_late]
+    if late:
+        first = next(number for number, line in enumerate(script.lines, 1) if line.strip() and line.lstrip()[0] != "#")
+        are = "is not read: move it" if len(late) == 1 else "are not read: move them"
+        yield Problem(Severity.ERROR, late[0], f"{name_lines(late)} {are} above line {first}",
+                      "the batch system reads directives only before the first command")
+
+
+def name_lines(numbers: Sequence[int]) -> str:
+    """Return the numbers of lines in words."""
+    return f"line{'s' * (len(numbers) > 1)} {format_ranges(numbers).replace(',', ', ')}"
 
 
 @rule("directive-text", "directives with variables, typographic characters or a wrong beginning")
@@ -106,7 +115,8 @@ def check_missing_file(context: Context) -> Iterator[Problem]:
     for command in script.commands:
         path = find_activation(command)
         if path and not is_here(context, command.folder, path):
-            yield Problem(Severity.ERROR, command.line, f"no such file: {path}", "the environment is not activated")
+            yield Problem(Severity.ERROR, command.line, f"no such file: {path}",
+                          "the environment is not activated: give the path of your own")
     for step in context.steps:
         launch = step.launch
         image = find_image(step)
@@ -116,11 +126,21 @@ def check_missing_file(context: Context) -> Iterator[Problem]:
             continue  # the script may be the value of that option
         if launch.script and not launch.container and not is_here(context, launch.folder, launch.script):
             folder = os.path.normpath(os.path.join(base, launch.folder or ""))
-            yield Problem(Severity.ERROR, launch.line, f"no such file: {launch.script}",
-                          f"looked for in {'the current folder' if folder == '.' else folder}")
+            meant = find_similar_file(context, os.path.join(folder, launch.script))
+            name = re.escape(os.path.basename(launch.script))
+            yield Problem(Severity.ERROR, launch.line, f"no such file: {launch.script}"
+                          + f" (did you mean {meant}?)" * bool(meant),
+                          f"looked for in {'the current folder' if folder == '.' else folder}",
+                          change_line(context, launch, rf"(?<![\w.-]){name}(?!\w)", meant) if meant else None)
         config = find_option(launch.options, "config-file")
         if config and "$" not in config and not launch.container and not is_here(context, launch.folder, config):
             yield Problem(Severity.ERROR, launch.line, f"no such file: {config}", "accelerate cannot read it")
+
+
+def find_similar_file(context: Context, path: str) -> str:
+    """Return the name of the file in the folder of a path that has nearly its name, empty for none."""
+    names = difflib.get_close_matches(os.path.basename(path), context.host.list_names(os.path.dirname(path)), 1, 0.8)
+    return next(iter(names), "")
 
 
 def find_activation(command: Command) -> str:
@@ -148,14 +168,19 @@ def is_here(context: Context, folder: str | None, path: str) -> bool:
     base = context.script.options.get("chdir", "")
     if NODE_FOLDERS.match(path) or ("$" in base and not os.path.isabs(path)):
         return True
-    places = [os.path.join(base, folder or "", path)]
-    if folder in ("", "."):
-        places.append(os.path.join(os.path.dirname(context.script.path), path))
-    if any(map(context.host.exists, places)):
+    if any(map(context.host.exists, list_places(context, folder, path))):
         return True
     trainings = {launch.text for launch in context.script.trainings}
     return any(makes_file(command, path) for command in context.script.commands
                if command.words[0] in MAKERS and command.text not in trainings)
+
+
+def list_places(context: Context, folder: str | None, path: str) -> list[str]:
+    """Return where a file may be that a job looks for in a folder."""
+    places = [os.path.join(context.script.options.get("chdir", ""), folder or "", path)]
+    if folder in ("", "."):
+        places.append(os.path.join(os.path.dirname(context.script.path), path))
+    return places
 
 
 def makes_file(command: Command, path: str) -> bool:
@@ -225,7 +250,7 @@ def check_work_folder(context: Context) -> Iterator[Problem]:
     for step in context.steps[:1]:
         launch = step.launch
         if script.scheduler is Scheduler.PBS and launch.folder == "" and launch.script and not (
-                os.path.isabs(launch.script) or "chdir" in script.options or "w" in script.options):
+                os.path.isabs(launch.script) or {"chdir", "w", "wd"} & set(script.options)):
             yield Problem(Severity.ERROR, launch.line, f"{launch.script} is looked for in the home folder",
                           "PBS starts a job there, not in the folder where it was submitted",
                           'cd "$PBS_O_WORKDIR" || exit 1')
@@ -266,9 +291,9 @@ def is_activation(command: Command) -> bool:
         words[0] in ("conda", "mamba", "micromamba") and words[1:2] == ("activate",))
 
 
-@rule("conda-base", "conda's base environment")
+@rule("conda-base", "conda's base environment, or NAME instead of an environment's name")
 def check_conda_base(context: Context) -> Iterator[Problem]:
-    """Look for an activation of base that no other one follows."""
+    """Look for an activation of base or NAME that no other one follows."""
     activations = [command for command in context.script.commands if is_activation(command)]
     if not activations or not context.steps:
         return
@@ -279,10 +304,13 @@ def check_conda_base(context: Context) -> Iterator[Problem]:
     if any(re.search(CONDA_FOLDERS, module) for module in context.modules):
         return  # the base of a site's module is what the site offers
     in_base = re.search(CONDA_FOLDERS, words[1]) is not None and "/envs/" not in words[1]
-    if (is_conda or in_base) and name == "base":
-        yield Problem(Severity.WARNING, last.line, "conda's base environment",
-                      "it seldom has torch and mpi4py, and packages in it disturb conda itself",
-                      f"{' '.join(words[:2])} NAME")
+    if (is_conda or in_base) and name in ("base", "NAME"):
+        is_base = name == "base"
+        yield Problem(Severity.WARNING if is_base else Severity.ERROR, last.line,
+                      "conda's base environment" if is_base else "NAME stands for the name of your environment",
+                      "it seldom has torch and mpi4py, and packages in it disturb conda itself" if is_base else
+                      "conda has no environment of this name, and the training runs with another Python",
+                      f"{last.text.partition('activate')[0]}activate NAME     # your environment: conda env list")
 
 
 @rule("conda-init", "conda activate in a shell that does not know it")
@@ -318,14 +346,13 @@ def check_local_caches(context: Context) -> Iterator[Problem]:
 @rule("copied-variables", "variables of torch.distributed that mpiddp sets itself")
 def check_copied_variables(context: Context) -> Iterator[Problem]:
     """Look for MASTER_ADDR and its like before mpiddp."""
-    lines = {name: number for number, text in enumerate(context.script.lines, 1) for name in RENDEZVOUS
-             if re.match(rf"\s*((export|declare|readonly)\s+(-x\s+)?)?{name}=", text)}
-    names = [name for name in RENDEZVOUS if name in lines]
-    programs = {step.launch.program for step in context.steps}
-    if names and programs == {Program.MPIDDP}:
-        yield Problem(Severity.NOTE, min(lines.values()), f"{', '.join(names)}: mpiddp sets "
-                      f"{'them' if len(names) > 1 else 'it'} itself",
-                      "it replaces their values in the ranks: remove the lines")
+    lines = [(number, name) for number, text in enumerate(context.script.lines, 1) for name in RENDEZVOUS
+             if re.match(rf"\s*((export|declare|readonly)\s+(-x\s+)?)?{name}=", text)]
+    if lines and {step.launch.program for step in context.steps} == {Program.MPIDDP}:
+        numbers, names = zip(*lines, strict=True)
+        pronoun = "them" if len({*names}) > 1 else "it"
+        yield Problem(Severity.NOTE, numbers[0], f"{', '.join(dict.fromkeys(names))}: mpiddp sets {pronoun} itself",
+                      f"mpiddp overwrites {pronoun}: remove {name_lines(numbers)}")
 
 
 @rule("slow-variables", "variables that slow training down")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -16,6 +18,7 @@ class Severity(enum.IntEnum):
 
 COLOURS = {Severity.ERROR: "\033[1;31m", Severity.WARNING: "\033[1;33m", Severity.NOTE: "\033[1m"}
 PLAIN = "\033[0m"
+MIN_WIDTH = 40  # of lines for a narrow terminal
 
 
 @dataclass(frozen=True)
@@ -34,3 +37,16 @@ def format_severity(severity: Severity, has_colours: bool) -> str:
     """Return a severity's name, in its colour if the terminal has colours."""
     name = severity.name.lower()
     return f"{COLOURS[severity]}{name}{PLAIN}" if has_colours else name
+
+
+def count_severities(findings: Sequence[Finding]) -> str:
+    """Return how many findings there are of each severity, the worst first; empty for none."""
+    numbers = [(sum(finding.severity is severity for finding in findings), severity.name.lower())
+               for severity in sorted(Severity, reverse=True)]
+    return ", ".join(f"{number} {name}{'s' * (number > 1)}" for number, name in numbers if number)
+
+
+def wrap(text: str, width: int, label: str) -> list[str]:
+    """Return a text in lines, the first behind a label and the others as far to the right."""
+    return textwrap.wrap(text, width, initial_indent=label, subsequent_indent=" " * len(label),
+                         break_long_words=False, break_on_hyphens=False)

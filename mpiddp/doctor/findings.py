@@ -19,14 +19,28 @@ GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "select", "gpu"
 TASK_OPTIONS = ("ntasks-per-node", "ntasks")
 
 
+class Change(NamedTuple):
+    """Edits of a line of the script, each a pattern and its replacement, and a line to write above it.
+
+    `position` counts the script's lines from 0.
+    """
+
+    position: int
+    edits: tuple[tuple[str, str], ...]
+    above: str = ""
+
+
+Suggestion = str | Change | None
+
+
 class Problem(NamedTuple):
-    """What a rule has found: where, what is so, why that matters, and the line to write instead."""
+    """What a rule has found: where, what is so, why that matters, and what to write instead."""
 
     severity: Severity
     line: int | None
     message: str
     reason: str
-    suggestion: str = ""
+    suggestion: Suggestion = None
 
 
 class Host:
@@ -42,6 +56,21 @@ class Host:
     def is_folder(self, path: str) -> bool:
         """Return whether a folder exists."""
         return os.path.isdir(os.path.join(self.folder, path))
+
+    def list_names(self, folder: str) -> list[str]:
+        """Return the names in a folder, none if it cannot be read."""
+        try:
+            return os.listdir(os.path.join(self.folder, folder))
+        except OSError:
+            return []
+
+    def read(self, path: str) -> str | None:
+        """Return a file's text, None if it cannot be read."""
+        try:
+            with open(os.path.join(self.folder, path), encoding="utf-8", errors="replace") as file:
+                return file.read()
+        except OSError:
+            return None
 
 
 @dataclass(frozen=True)
@@ -199,20 +228,34 @@ def count(number_of: int, noun: str) -> str:
     return f"{number_of} {noun}{plural * (number_of != 1)}"
 
 
-def insert_option(context: Context, launch: Launch, option: str) -> str:
-    """Return the line that names the launcher with another option of it; empty if there is no such line."""
+def insert_option(context: Context, launch: Launch, option: str) -> Change | None:
+    """Return the change that gives the launcher another option; None if no line names it."""
     name = "flux run" if launch.launcher == "flux" else launch.launcher
     return change_line(context, launch, rf"(?<![\w/.-]){re.escape(name)}(?=\s|[\"')]|$)", f"{name} {option}")
 
 
-def change_line(context: Context, launch: Launch, pattern: str, replacement: str) -> str:
-    """Return a launch's line, or else the only line that a pattern matches, with that replaced; empty for none."""
+def change_line(context: Context, launch: Launch, pattern: str, replacement: str) -> Change | None:
+    """Return the change of a launch's line, or else of the only line that a pattern matches; None for none."""
     script = context.script.lines
-    own = script[launch.line - 1:launch.line + launch.text.count("\n")]
-    found = [line for line in own if re.search(pattern, line)][:1]
-    others = [line for line in script if re.search(pattern, line) and not line.lstrip().startswith("#")]
-    lines = found or (others if len(others) == 1 else [])
-    return re.sub(pattern, lambda _: replacement, lines[0], count=1).strip() if lines else ""
+    last = launch.line + launch.text.count("\n")
+    places = [position for position, line in enumerate(script)
+              if re.search(pattern, line) and not line.lstrip().startswith("#")]
+    own = [position for position in places if launch.line - 1 <= position < last]
+    return Change((own or places)[0], ((pattern, replacement),)) if own or len(places) == 1 else None
+
+
+def suggest_tasks(context: Context, step: Step, tasks: int) -> Suggestion:
+    """Return sbatch's directives for another number of tasks per node, which share the cores of those before."""
+    directives = f"#SBATCH --ntasks-per-node={tasks}" + "     # and no --ntasks" * ("ntasks" in context.script.options)
+    share, before = step.request.cpus_per_task, step.request.tasks_per_node
+    if not share or not before or before == tasks:
+        return directives
+    cores = max(1, share * before // tasks)
+    whose = f"{'shared by' if tasks > 1 else 'for'} {count(tasks, 'task')}"
+    directives += f"\n#SBATCH --cpus-per-task={cores}     # the {share * before} cores, {whose}"
+    change = change_line(context, step.launch, rf"(--cpus-per-task[= ]|(?<=\s)-c\s*){share}\b",
+                         f"--cpus-per-task={cores}")
+    return change._replace(above=directives) if change else directives
 
 
 def parse_memory_mb(text: str) -> float | None:
@@ -222,7 +265,6 @@ def parse_memory_mb(text: str) -> float | None:
     return float(match[1]) * units[match[2].upper()] if match else None
 
 
-__all__ = ["GPU_OPTIONS", "RULES", "STARTERS", "TASK_OPTIONS", "Context", "Finding", "Host", "Problem", "Rule",
-           "Severity", "Step", "change_line", "count", "find_option", "insert_option", "is_mpirun", "parse_gpus",
-           "parse_memory_mb",
-           "rule"]
+__all__ = ["GPU_OPTIONS", "RULES", "STARTERS", "TASK_OPTIONS", "Change", "Context", "Finding", "Host", "Problem",
+           "Rule", "Severity", "Step", "Suggestion", "change_line", "count", "find_option", "insert_option",
+           "is_mpirun", "parse_gpus", "parse_memory_mb", "rule", "suggest_tasks"]

@@ -8,17 +8,21 @@ import re
 from collections.abc import Iterator, Sequence
 
 from .batch_script import SLURM_VARIABLES, Launch, Program, Scheduler
+from .directives import SLURM_FLAGS, SLURM_NAMES
 from .findings import (
     STARTERS,
+    Change,
     Context,
     Problem,
     Severity,
+    Suggestion,
     change_line,
     count,
     find_option,
     insert_option,
     is_mpirun,
     rule,
+    suggest_tasks,
 )
 from .launches import LAUNCHERS, is_our_option
 
@@ -63,7 +67,7 @@ def check_mpi_interface(context: Context) -> Iterator[Problem]:
         if given is None and {"SLURM_MPI_TYPE"} & {*context.script.exported, *launch.assignments}:
             continue
         fitting = FITTING_MPI.get(library, "pmix")
-        correct = insert_option(context, launch, f"--mpi={fitting}") if given is None else change_line(
+        correct: Suggestion = insert_option(context, launch, f"--mpi={fitting}") if given is None else change_line(
             context, launch, rf"--mpi[= ]{re.escape(given)}\b", f"--mpi={fitting}")
         correct = correct or f"srun --mpi={fitting}"
         if given is None:
@@ -74,8 +78,11 @@ def check_mpi_interface(context: Context) -> Iterator[Problem]:
                 f"{library or 'MPI'} then connects by the site's default, which is often none: each process trains "
                 "alone, or the start fails (Cray MPICH needs no --mpi)", correct)
         elif library == "Cray MPICH" and given != "cray_shasta" and not launch.container:
-            yield Problem(Severity.ERROR, launch.line, f"srun --mpi={given} with Cray MPICH (module {module})",
-                          "Cray MPICH connects by the default of srun on a Cray",
+            is_possible = given == "pmi2"  # some Crays need it, such as Kestrel of NREL for cray-mpich-abi
+            yield Problem(Severity.WARNING if is_possible else Severity.ERROR, launch.line,
+                          f"srun --mpi={given} with Cray MPICH (module {module})",
+                          "on a Cray, srun's default is right for Cray MPICH: leave --mpi out"
+                          + ", unless your site asks for it" * is_possible,
                           change_line(context, launch, rf"\s--mpi[= ]{re.escape(given)}\b", ""))
         elif given == "none":
             yield Problem(Severity.ERROR, launch.line, "srun --mpi=none", "the processes do not find each other: each "
@@ -137,9 +144,12 @@ def check_nested_launcher(context: Context) -> Iterator[Problem]:
             processes = step.processes_per_node
             each = f", each with {count(processes, 'process')}" if processes else ""
             where = " on each node" if per_node else ""
-            yield Problem(Severity.ERROR, launch.line, f"{number} times {launch.program.value}{where}{each}",
-                          f"{launch.program.value} starts the processes of a node itself: one of it per node is needed",
-                          "#SBATCH --ntasks-per-node=1     # or start python -m mpiddp instead of it")
+            name = launch.program.value
+            instead = (f", or start mpiddp instead of it: python -m mpiddp.doctor --convert {context.script.path}"
+                       if launch.program is not Program.DEEPSPEED else "")
+            yield Problem(Severity.ERROR, launch.line, f"{number} times {name}{where}{each}",
+                          f"{name} starts the processes of a node itself: start {name} once per node{instead}",
+                          suggest_tasks(context, step, 1))
 
 
 def replace_launcher(launch: Launch) -> str:
@@ -175,6 +185,16 @@ def check_no_launcher(context: Context) -> Iterator[Problem]:
                           f"{start} {python}" if is_ours else f"{start} python -m mpiddp {launch.script or ''}".strip())
 
 
+@rule("no-training", "directives, but no line that starts a training")
+def check_no_training(context: Context) -> Iterator[Problem]:
+    """Look for a script that starts nothing, as far as all of it could be followed."""
+    script = context.script
+    if script.directives and not script.launches and not script.not_followed:
+        yield Problem(Severity.NOTE, script.directives[0].line, "no line starts a training",
+                      "nothing starts Python, torchrun, accelerate or deepspeed: right for a script that only prepares "
+                      "data")
+
+
 @rule("split-world", "torchrun that trains on each node alone")
 def check_split_world(context: Context) -> Iterator[Problem]:
     """Look at how several nodes' torchrun find each other."""
@@ -200,7 +220,7 @@ def check_split_world(context: Context) -> Iterator[Problem]:
                           "each node waits for itself", "python -m mpiddp needs no address")
 
 
-def set_nodes(context: Context, launch: Launch, nodes: int) -> str:
+def set_nodes(context: Context, launch: Launch, nodes: int) -> Suggestion:
     """Return torchrun's line with the number of nodes."""
     correct = f"--nnodes={nodes}"
     return (change_line(context, launch, r"--nnodes[= ]\S+", correct)
@@ -269,9 +289,11 @@ def check_unknown_option(context: Context) -> Iterator[Problem]:
     for launch in context.script.trainings:
         if launch.program is not Program.MPIDDP:
             continue
-        for text in find_option_errors(launch):
-            yield Problem(Severity.ERROR, launch.line, text, "mpiddp ends with status 2 before the training",
-                          correct_option(context, launch, text))
+        errors = find_option_errors(launch)
+        foreign = [text for text in errors
+                   if read_option(text) and "did you mean" not in text and not is_for_sbatch(text)]
+        for texts in [[text] for text in errors if text not in foreign] + [foreign] * bool(foreign):
+            yield judge_options(context, launch, texts)
     variables = {**context.script.variables, **{
         name: value for launch in context.script.launches for name, value in launch.assignments.items()}}
     for text in find_unknown_variables(variables):
@@ -281,15 +303,46 @@ def check_unknown_option(context: Context) -> Iterator[Problem]:
                       context.script.lines[line - 1].strip().replace(name, correct) if line and correct else correct)
 
 
-def correct_option(context: Context, launch: Launch, error: str) -> str:
-    """Return the line with the option that may be meant, or without one that mpiddp does not have."""
-    match = re.search(r"arguments: (\S+?)(?:; (?:did you mean (--[\w-]+))?.*)?$", error)
-    if match is None:
-        return ""
-    option = re.escape(match[1])
-    if match[2]:
-        return change_line(context, launch, rf"(?<![\w-]){option}\b", match[2])
-    return change_line(context, launch, rf"\s{option}([= ]\d+)?(?!\S)", "")
+def judge_options(context: Context, launch: Launch, errors: Sequence[str]) -> Problem:
+    """Return what is wrong with an option, or with several that mpiddp does not have."""
+    names = [*map(read_option, errors)]
+    text, reason = errors[0], "mpiddp ends with status 2 before the training"
+    changes = [change for error in errors if (change := correct_option(context, launch, error))]
+    change = changes[0]._replace(edits=tuple(edit for each in changes for edit in each.edits)) if changes else None
+    if len(errors) > 1:
+        text = f"unrecognized arguments: {', '.join(names)}"
+        reason += "; the launcher sets the numbers of nodes and processes, and MPI needs no address"
+    elif is_for_sbatch(text):
+        text = f"{names[0]} is an option of sbatch, not of mpiddp"
+        change = change and change._replace(above=f"#SBATCH {names[0]}")
+        reason += "; batch/requeue.sh has what else a requeue needs" * (names[0] == "--requeue")
+    return Problem(Severity.ERROR, launch.line, text, reason, change)
+
+
+def read_option(error: str) -> str:
+    """Return the option that an error message names, empty for none."""
+    match = re.search(r"arguments: ([^\s;]+)", error)
+    return match[1] if match else ""
+
+
+def is_for_sbatch(error: str) -> bool:
+    """Return whether an error message is about an option of sbatch, and has no hint."""
+    option = read_option(error)
+    return error.endswith(f": {option}") and option.partition("=")[0].removeprefix("--") in {
+        *SLURM_NAMES.values(), *SLURM_FLAGS}
+
+
+def correct_option(context: Context, launch: Launch, error: str) -> Change | None:
+    """Return the change to the option that may be meant, or one that leaves out what mpiddp does not have."""
+    option, meant = read_option(error), re.search(r"did you mean (--[\w-]+)", error)
+    if not option:
+        return None
+    if meant:
+        return change_line(context, launch, rf"(?<![\w-]){re.escape(option)}\b", meant[1])
+    later = next((word for before, word in zip(launch.options, launch.options[1:], strict=False)
+                  if before == option and not word.startswith("-")), "")
+    value = rf"(=\S+|\s+{re.escape(later)})?" if later else r"(=\S+)?"
+    return change_line(context, launch, rf"\s{re.escape(option)}{value}(?!\S)", "")
 
 
 def find_option_errors(launch: Launch) -> list[str]:

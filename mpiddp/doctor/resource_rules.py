@@ -10,10 +10,12 @@ from .findings import (
     GPU_OPTIONS,
     STARTERS,
     TASK_OPTIONS,
+    Change,
     Context,
     Problem,
     Severity,
     Step,
+    Suggestion,
     change_line,
     count,
     find_option,
@@ -22,11 +24,12 @@ from .findings import (
     parse_gpus,
     parse_memory_mb,
     rule,
+    suggest_tasks,
 )
 
 WHOLE_NODE_GPUS = 8  # nodes with more GPUs are rare
 MIN_MB_PER_RANK = 2048  # torch with CUDA needs about that much memory of the host
-MIN_WALLTIME_S = 120  # a cold start of torch on a shared file system can take minutes
+MIN_WALLTIME_S = 300  # mpiddp waits as long for the start: torch comes from a shared file system
 HOURS = re.compile(r"(0?[1-9]|12|24|36|48|72|96):00")  # read as minutes by Slurm, and mostly meant as hours
 CPU_MAPS = ("none", "map_cpu", "mask_cpu", "map_ldom", "mask_ldom", "no")
 
@@ -73,7 +76,7 @@ def process_line(context: Context, step: Step) -> int | None:
     return context.option_line(*TASK_OPTIONS) or context.option_line(*GPU_OPTIONS) or launch.line
 
 
-def suggest_processes(context: Context, step: Step, gpus: int) -> str:
+def suggest_processes(context: Context, step: Step, gpus: int) -> Suggestion:
     """Return the line or option that starts one process per GPU."""
     launch = step.launch
     if launch.program in (Program.TORCHRUN, Program.TORCH_LAUNCH):
@@ -89,7 +92,7 @@ def suggest_processes(context: Context, step: Step, gpus: int) -> str:
             return "#PBS -l select=" + ":".join(
                 [*(part for part in select.split(":") if not part.startswith("mpiprocs=")), f"mpiprocs={gpus}"])
     if context.script.scheduler is Scheduler.SLURM and not is_counted(step):
-        return f"#SBATCH --ntasks-per-node={gpus}" + "     # and no --ntasks" * ("ntasks" in context.script.options)
+        return suggest_tasks(context, step, gpus)
     if launch.launcher == "srun":
         return f"srun --ntasks-per-node={gpus}"
     nodes = step.request.nodes
@@ -161,7 +164,7 @@ def check_one_core(context: Context) -> Iterator[Problem]:
                           "--cpus-per-task=1: one core for each task" if is_one else
                           "no --cpus-per-task: Slurm gives each task one core",
                           "the rank and its DataLoader workers share that core, and the GPU waits for data",
-                          "#SBATCH --cpus-per-task=8     # cores of a node divided by its tasks")
+                          suggest_cores(context, step))
         elif launch.launcher == "jsrun" and "cpu_per_rs" not in launch.launcher_options:
             yield Problem(Severity.WARNING, launch.line, "no --cpu_per_rs: jsrun gives each resource set one core",
                           "the rank and its DataLoader workers share that core, and the GPU waits for data",
@@ -184,24 +187,39 @@ def is_spread_over_cores(context: Context, step: Step) -> bool:
     return job is not None and processes is not None and job > processes
 
 
+def suggest_cores(context: Context, step: Step) -> Suggestion:
+    """Return the directive that gives each task several cores, and the line in which srun gets their number."""
+    tasks = count(step.request.tasks_per_node or 1, "task")
+    directive = f'#SBATCH --cpus-per-task=8     # an example: cores of a node (sinfo -o "%n %c") / {tasks}'
+    change = suggest_srun_cores(context, step.launch) if lacks_cores(context, step.launch) else None
+    return change._replace(above=directive) if change else directive
+
+
+def suggest_srun_cores(context: Context, launch: Launch) -> Change | None:
+    """Return the change that tells srun the number of cores."""
+    return insert_option(context, launch, "--cpus-per-task=$SLURM_CPUS_PER_TASK")
+
+
+def lacks_cores(context: Context, launch: Launch) -> bool:
+    """Return whether srun is told no number of cores."""
+    binding = launch.launcher_options.get("cpu-bind", launch.launcher_options.get("cpu_bind", ""))
+    return not (
+        launch.launcher != "srun" or launch.has_unknown_options
+        or {"cpus-per-task", "cpus-per-gpu"} & set(launch.launcher_options)
+        or "SRUN_CPUS_PER_TASK" in {*context.script.exported, *launch.assignments}
+        or binding.removeprefix("verbose,").removeprefix("v,").replace("=", ":").partition(":")[0] in CPU_MAPS)
+
+
 @rule("srun-cpus", "cores that srun does not inherit from sbatch")
 def check_srun_cpus(context: Context) -> Iterator[Problem]:
     """Look for an srun without --cpus-per-task."""
-    script = context.script
-    cores = script.options.get("cpus-per-task", "1")
+    cores = context.script.options.get("cpus-per-task", "1")
     for step in context.steps:
-        launch = step.launch
-        binding = launch.launcher_options.get("cpu-bind", launch.launcher_options.get("cpu_bind", ""))
-        if (launch.launcher != "srun" or launch.has_unknown_options or cores == "1"
-                or {"cpus-per-task", "cpus-per-gpu"} & set(launch.launcher_options)
-                or "SRUN_CPUS_PER_TASK" in {*script.exported, *launch.assignments}
-                or binding.removeprefix("verbose,").removeprefix("v,").replace("=", ":").partition(":")[0] in CPU_MAPS):
-            continue
-        yield Problem(
-            Severity.WARNING, launch.line, f"srun does not inherit --cpus-per-task={cores} of #SBATCH",
-            "since Slurm 22.05 srun gives each task one core unless it is told the number",
-            insert_option(context, launch, "--cpus-per-task=$SLURM_CPUS_PER_TASK")
-            or "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK")
+        if cores != "1" and lacks_cores(context, step.launch):
+            yield Problem(
+                Severity.WARNING, step.launch.line, f"srun does not inherit --cpus-per-task={cores} of #SBATCH",
+                "since Slurm 22.05 srun no longer takes the number from #SBATCH: each task gets one core",
+                suggest_srun_cores(context, step.launch) or "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK")
 
 
 @rule("hyper-threads", "two ranks, or two threads of a rank, on one core")
@@ -314,9 +332,8 @@ def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
                 Severity.ERROR if is_more else Severity.WARNING, launch.line,
                 f"{launch.launcher} starts {count(int(ranks), 'rank')}, but the job has {count(job.tasks, 'task')}",
                 "the job has too few slots for the ranks, and the start fails" if is_more else
-                "the other tasks' cores and GPUs are idle",
-                change_line(context, launch, rf"\s--?np?[= ]{ranks}\b", "") or
-                f"{launch.launcher}     # without -n it starts one rank per task")
+                f"the other tasks' cores and GPUs are idle; without -n, {launch.launcher} starts one rank per task",
+                change_line(context, launch, rf"\s--?np?[= ]({ranks}\b|\"?\$\{{?\w+\}}?\"?)", ""))
 
 
 @rule("container-gpus", "a container that does not see the GPUs")
@@ -340,7 +357,7 @@ def check_container_gpus(context: Context) -> Iterator[Problem]:
                           insert_word(context, launch, "podman-hpc", "--gpu"))
 
 
-def insert_word(context: Context, launch: Launch, program: str, option: str) -> str:
+def insert_word(context: Context, launch: Launch, program: str, option: str) -> Suggestion:
     """Return the line that starts a container, with another option."""
     verb = "run" if "run" in launch.wrapper_words else "exec"
     return change_line(context, launch, rf"\b{program} {verb}\b", f"{program} {verb} {option}") or (

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from .batch_script import Command, Program, Scheduler
+from .file_rules import list_places
 from .findings import Context, Problem, Severity, Step, find_option, is_mpirun, rule
 
 DEFAULT_SIGNAL_S = 60  # man sbatch, --signal
@@ -99,6 +100,23 @@ def stop_before(step: Step) -> float:
     return float(value) if re.fullmatch(r"\d+(\.\d+)?", value) else 0.0
 
 
+@rule("should-stop", "--stop-before or --signal for a script that never asks whether it should stop")
+def check_should_stop(context: Context) -> Iterator[Problem]:
+    """Look for mpiddp.should_stop() in scripts that are here."""
+    signal = read_signal(context)
+    for step in context.steps:
+        launch, option = step.launch, "--stop-before" if stop_before(step) else "--signal"
+        has_signal = option == "--stop-before" or (signal is not None and not signal[0])  # B: is for the batch shell
+        if launch.program is not Program.MPIDDP or not launch.script or not has_signal:
+            continue
+        words = "should_stop" if option == "--stop-before" else "should_stop|signal|lightning"
+        texts = map(context.host.read, list_places(context, launch.folder, launch.script))
+        if any(text is not None and not re.search(words, text) for text in texts):
+            yield Problem(Severity.WARNING, launch.line, f"{option}, but {launch.script} never calls should_stop()",
+                          "unless a module that it imports does, the job ends without a checkpoint",
+                          f"if mpiddp.should_stop():     # in the loop of {launch.script}: save a checkpoint, and end")
+
+
 @rule("requeue", "a job that is to be queued again, but is not")
 def check_requeue(context: Context) -> Iterator[Problem]:
     """Compare --requeue with what the script does."""
@@ -115,11 +133,12 @@ def check_requeue(context: Context) -> Iterator[Problem]:
     elif asks and "requeue" not in script.options:
         yield Problem(Severity.WARNING, line, "scontrol requeue without #SBATCH --requeue",
                       "if the site does not requeue by default, scontrol refuses", "#SBATCH --requeue")
-    elif "requeue" in script.options and "signal" in script.options and not asks and not context.has_text(RESUBMIT):
+    elif "requeue" in script.options and not asks and not context.has_text(RESUBMIT):
         for step in context.steps[-1:]:
-            if step.launch.program is Program.MPIDDP:
+            stops = "signal" if "signal" in script.options else "stop-before" if stop_before(step) else ""
+            if step.launch.program is Program.MPIDDP and stops:
                 yield Problem(Severity.WARNING, step.launch.line,
-                              "--requeue and --signal, but nothing requeues the job",
+                              f"--requeue and --{stops}, but nothing requeues the job",
                               "--requeue only allows it; a job that has stopped before the walltime stays ended",
                               "status=$?; [ $status = 75 ] && scontrol requeue $SLURM_JOB_ID; exit $status")
 

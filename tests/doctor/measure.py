@@ -50,6 +50,9 @@ class SubmissionHost(Host):
         """Return whether a folder exists."""
         return path not in self.missing if is_elsewhere(path) else super().is_folder(path)
 
+    def read(self, path: str) -> None:
+        """Return no text: the files only stand for training scripts."""
+
 
 def is_elsewhere(path: str) -> bool:
     """Return whether a path leads out of FILES."""
