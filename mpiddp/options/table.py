@@ -99,7 +99,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "stop-before": {
         "default": None, "type": parse_seconds, "metavar": "SECONDS",
         "help": "make mpiddp.should_stop() return True this long before the walltime; a script that does not call it "
-                "ends only at the second SIGTERM",
+                "ignores SIGTERM and SIGUSR1",
     },
     "error-file": {
         "default": "", "type": parse_path, "metavar": "FILE",

@@ -144,7 +144,7 @@ class CoordinatorServer:
                     rank = self._coordinator.peers.by_link[link].rank
                     self._deliver(self._snapshots().collector.take(rank, message))
             case protocol.UnaskedStop(number):
-                self._on_unasked_stop(link, number)
+                self._on_unasked_stop(number)
             case ThreadsRequest():
                 raise ValueError("unexpected ThreadsRequest from a sentinel")
             case _:
@@ -230,19 +230,13 @@ class CoordinatorServer:
             write_line("mpiddp: SIGINT received, but no rank has reacted (in native code they cannot); press Ctrl-C "
                        f"again to end the job\n{snapshot.table}")
 
-    def _on_unasked_stop(self, link: int, number: int) -> None:
-        """Print that nothing stops before the script's first should_stop(); end the job at a further SIGTERM."""
+    def _on_unasked_stop(self, number: int) -> None:
+        """Print once that nothing stops before the script's first should_stop()."""
         if not self._awaits_stop:
             self._awaits_stop = True
-            self._loop.set_timer("stop signal", SIGNAL_SPREAD_S, lambda: None)
             write_line(f"mpiddp: received {signal.Signals(number).name}, but the script has not called "
-                       "mpiddp.should_stop() yet, and nothing stops before its first call; to end the job now, send "
-                       "SIGTERM again")
-        elif number == signal.SIGTERM and not self._loop.has_timer("stop signal"):
-            peer = self._coordinator.peers.by_link[link]
-            cause = "ended by a second SIGTERM, before the script's first should_stop()"
-            self.handle(events.EndRequested(Report(
-                peer.rank, peer.host, ReportKind.UNREACHABLE, cause, 128 + number, signal="SIGTERM")))
+                       "mpiddp.should_stop() yet, and nothing stops before its first call; Ctrl-C, scancel or SIGKILL "
+                       "ends the job now")
 
     def _check_for_stall(self) -> None:
         self._request_snapshot(Requester.STALL_CHECK)
