@@ -20,6 +20,7 @@ from mpiddp.doctor.batch_script import (
     read,
     read_from_text,
 )
+from mpiddp.doctor.conversion import convert
 from mpiddp.doctor.directives import parse_flux_time, parse_slurm_time
 from mpiddp.doctor.report import as_json, format_findings
 from mpiddp.doctor.rules import RULES, Finding, Host, check
@@ -839,6 +840,39 @@ ODD_WORDS = (
     "=", "$((", "))", "case $A in a) ", "esac\n", "bash -c ", "$1", "[[ -n $B ]] && ", "cd ", "\u20ac", "--n=",
     "module load ", "conda activate ", "source ", "trap ", "export ", "> ")
 OUR_SCRIPTS = [file.read_text() for file in sorted((ROOT / "batch").glob("*.sh"))]
+
+
+ODD_NUMBERS = st.text("0123456789\u00b2:-.@", max_size=8) | st.sampled_from([
+    "", "0", "-1", "4", "\u00b2", "1\u00b2", "\u0664", "1.5", "9" * 400, "9" * 5000])
+NUMBERED_HEADS = (
+    "#SBATCH --nodes={0} --ntasks={1}\n#SBATCH --gpus={2} --time={3}",
+    "#SBATCH --ntasks-per-node={0} --gpus-per-node={1} --cpus-per-task={2}\n#SBATCH --mem={3} --signal=B:USR1@{3}",
+    "#SBATCH -N2 --ntasks-per-gpu={0} --gres=gpu:{1} --mem-per-cpu={2}\n#SBATCH --time={3}:00 --ntasks-per-core={3}",
+    "#PBS -l select={0}:mpiprocs={1}:ngpus={2} -l walltime={3}:00:00",
+    "#PBS -l nodes={0}:ppn={1}:gpus={2} -l walltime={3}",
+    '#BSUB -nnodes {0} -n {1}\n#BSUB -gpu "num={2}"\n#BSUB -W {3}',
+    "#flux: -N{0} -n{1} -g{2}\n#flux: -t {3}h",
+)
+NUMBERED_STARTS = (
+    "srun torchrun --nproc-per-node={0} --nnodes={1} a.py",
+    "accelerate launch --num_processes={0} --num_machines={1} a.py",
+    "mpirun -np {0} --map-by ppr:{1}:node python a.py", "srun -n {0} --gpus-per-task={1} python -m mpiddp a.py",
+    "A=$(( {0} * {1} * {1} ))\nsrun python -m mpiddp --stop-before {0} ${{{1}}} $A a.py",
+)
+
+
+@given(st.sampled_from(NUMBERED_HEADS), st.sampled_from(NUMBERED_STARTS), st.lists(ODD_NUMBERS, min_size=7, max_size=7))
+@settings(max_examples=300, deadline=None)
+def test_odd_numbers(head: str, start: str, numbers: list[str]) -> None:
+    """A number that is none, is zero or is too long is unknown to the rules and to the conversion."""
+    text = f"#!/bin/bash\n{head.format(*numbers)}\nexport OMP_NUM_THREADS={numbers[6]}\n{start.format(*numbers[4:])}\n"
+    try:
+        read_script = read_from_text("job.sh", text)
+    except NotABatchScript as error:
+        assert "quote" in str(error) or "directives" in str(error)
+        return
+    assert all("\n" not in finding.message for finding in check(read_script, Host()))
+    assert convert(read_script, Host().read).startswith("#!/bin/bash\n")
 
 
 @given(data=st.data())

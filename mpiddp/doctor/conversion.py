@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from ..discovery.script import LOCAL_RANK_OPTION
 from .batch_script import BatchScript, Launch, Program, Scheduler
-from .resources import CHECK, as_number, convert_directives, count_ranks_per_node, read_torch_options
+from .directives import read_number
+from .resources import CHECK, convert_directives, count_ranks_per_node, read_torch_options
 from .shell import Command, QuoteError, Word, parse, read_text
 from .statements import (
     apply_edits,
@@ -189,7 +190,7 @@ def read_options(script: BatchScript, launch: Launch, new: Replacement, read_fil
         new.options += ["--show", ",".join(f"local-{rank}" for rank in options["local-ranks-filter"].split(","))]
     if "virtual-local-rank" in options:
         new.options.append("--virtual-local-rank")
-    if (as_number(options.get("max-restarts", "0")) or 0) > 0:
+    if (read_number(options.get("max-restarts", "0")) or 0) > 0:
         new.checks.append("--max-restarts: mpiddp.supervise restarts a job; batch/supervise.sh has its lines")
     if launch.program is not Program.PYTHON and "B:" in script.options.get("signal", "") and not launch.is_background:
         new.checks.append("the shell's trap runs only when srun has ended: batch/requeue.sh stops a training in time")

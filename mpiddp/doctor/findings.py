@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from .batch_script import BatchScript, Launch, Program, Request, Scheduler
-from .directives import complete, number, parse_gpus, read_request
+from .directives import complete, number, parse_gpus, read_number, read_request
 from .finding import Finding, Severity
 from .launches import MPI_LAUNCHERS
 
@@ -98,11 +98,11 @@ class Step:
         total = find_option(launch.options, "num-processes")
         if value in ("gpu", "auto"):
             return request.gpus_per_node
-        if value is None and total is not None and total.isdigit() and request.nodes:
-            return int(total) // request.nodes
+        if value is None and (processes := read_number(total or "")) is not None and request.nodes:
+            return processes // request.nodes
         if value is None:
             return 1 if launch.program in (Program.TORCHRUN, Program.TORCH_LAUNCH) else None
-        return int(value) if value.isdigit() else None
+        return read_number(value)
 
 
 class Context:
@@ -260,7 +260,7 @@ def suggest_tasks(context: Context, step: Step, tasks: int) -> Suggestion:
 
 def parse_memory_mb(text: str) -> float | None:
     """Return a size as Slurm reads it, in MB; None if it cannot be read."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)[Bb]?", text, re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]+)?)([KMGT]?)[Bb]?", text, re.IGNORECASE)
     units = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
     return float(match[1]) * units[match[2].upper()] if match else None
 

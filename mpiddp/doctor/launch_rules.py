@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from .batch_script import SLURM_VARIABLES, Launch, Program, Scheduler
-from .directives import SLURM_FLAGS, SLURM_NAMES
+from .directives import SLURM_FLAGS, SLURM_NAMES, read_number
 from .findings import (
     STARTERS,
     Change,
@@ -210,7 +210,7 @@ def check_split_world(context: Context) -> Iterator[Problem]:
             how = "--standalone" if is_standalone else "without --nnodes" if given is None else "--nnodes=1"
             yield Problem(Severity.ERROR, launch.line, f"{launch.program.value} {how} on {nodes} nodes",
                           "each node trains alone", set_nodes(context, launch, nodes))
-        elif given.isdigit() and int(given) != nodes:
+        elif read_number(given or "") not in (None, nodes):
             yield Problem(Severity.ERROR, launch.line, f"--nnodes={given} on {nodes} nodes",
                           "torchrun waits for nodes that do not come, or leaves nodes out",
                           set_nodes(context, launch, nodes))

@@ -26,6 +26,7 @@ MAX_CALL_DEPTH = 20
 MAX_REPAIRS = 5  # of a text that the parser reads in a wrong way
 MARK = re.compile("\ue000(\\d+)\ue001")  # stands for an unknown part of a value: its index in Shell.unknown
 NAME = r"[A-Za-z_]\w*"
+PARAMETER = re.compile("[1-9][0-9]{0,6}|[@*#]")
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
 ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv, "%": operator.mod,
@@ -558,7 +559,7 @@ class Shell:
         text = read_text(node).strip()
         if match := re.fullmatch(r"\$(\w+|[@*#?!$-])|\$\{(\w+|[@*#?!$-])\}", text):
             return self._value_of(match[1] or match[2], text)
-        if match := re.fullmatch(rf"\$\{{(#?)({NAME})\[([@*]|\d+)\]\}}", text):
+        if match := re.fullmatch(rf"\$\{{(#?)({NAME})\[([@*]|[0-9]{{1,7}})\]\}}", text):
             return self._element_of(match[2], match[3], bool(match[1]), text)
         if match := re.match(r"\$\{(\w+)(:?[-=+?])", text):
             return self._default_of(node, match[1], match[2], text)
@@ -567,7 +568,7 @@ class Shell:
         return self._mark(text)
 
     def _value_of(self, name: str, source: str) -> Value:
-        if self._parameters is not None and (name.isdigit() or name in ("@", "*", "#")) and name != "0":
+        if self._parameters is not None and PARAMETER.fullmatch(name):
             if name == "#":
                 return str(len(self._parameters))
             if name == "@":
@@ -592,7 +593,7 @@ class Shell:
         names = [child.type for child in node.children]
         position = names.index(sign) if sign in names else len(names)
         default = "".join(self._join(child) for child in node.children[position + 1:-1])
-        is_parameter = self._parameters is not None and name.isdigit()
+        is_parameter = self._parameters is not None and name[0].isdigit()
         is_known = name in self.variables or is_parameter or self._is_empty(name)
         if not is_known:
             return self._mark(source)
@@ -629,7 +630,7 @@ class Shell:
             first, second = self._calculate(left), self._calculate(right)
             if calculate is None or first is None or second is None or (second == 0 and sign.type in "/%"):
                 return None
-            return calculate(first, second) if abs(second) < 2**31 and sign.type != "**" else None
+            return calculate(first, second) if max(abs(first), abs(second)) < 2**31 and sign.type != "**" else None
         if node.type in ("variable_name", "word") and re.fullmatch(NAME, read_text(node)):
             return as_number(self._text_of(read_text(node)))
         return as_number(self._join(node))
