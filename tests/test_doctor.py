@@ -842,6 +842,27 @@ ODD_WORDS = (
 OUR_SCRIPTS = [file.read_text() for file in sorted((ROOT / "batch").glob("*.sh"))]
 
 
+CALLS = "\n".join(f"f{level}() {{ {'; '.join([f'f{level + 1}'] * 4)}; }}" for level in range(12))
+
+
+@pytest.mark.parametrize(("text", "note"), [
+    ('a=x\n' + 'a="$a$a$a x"\n' * 30 + START, ""),
+    ('a=(x)\n' + f'a=({"${a[@]} " * 10})\n' * 20 + START, ""),
+    ("a=x\n" + f"a={'$a' * 10}\n" * 30 + f"echo ${{a##*/}}\n{START}", ""),
+    (f"{START}{CALLS}\nf12() {{ A=1; }}\nf0\n", message("doctor/many_statements", limit="10000")),
+    (f"""{START}a='eval "$a"; eval "$a"'\neval "$a"\n""", ""),
+    (START + "echo $A\n" * 20_000, message("doctor/many_statements", limit="10000")),
+    (START * 2000, message("doctor/many_launches", number="101")),
+])
+def test_a_script_that_would_take_for_ever(text: str, note: str) -> None:
+    """What grows without end is unknown, and the rest of a script that is too long is not followed."""
+    read_script = script(text)
+    assert 0 < len(read_script.launches) <= 100
+    assert max(map(len, read_script.variables.values()), default=0) <= 2_000_000
+    assert note in [note.text for note in read_script.not_followed] or not note
+    assert len(check(read_script, Host())) <= 200
+
+
 ODD_NUMBERS = st.text("0123456789\u00b2:-.@", max_size=8) | st.sampled_from([
     "", "0", "-1", "4", "\u00b2", "1\u00b2", "\u0664", "1.5", "9" * 400, "9" * 5000])
 NUMBERED_HEADS = (

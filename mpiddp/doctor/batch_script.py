@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from .directives import Directive, Request, Scheduler, read_directives, read_request
 from .launches import Launch, Program, Reader
@@ -15,6 +16,7 @@ __all__ = ["BatchScript", "Command", "Directive", "Launch", "NotABatchScript", "
            "Scheduler", "read", "read_from_text"]
 
 MAX_BYTES = 1_000_000
+MAX_LAUNCHES = 100
 SCHEDULER_VARIABLES = ("SLURM", "SBATCH_", "PBS_", "LSB_", "LS_", "FLUX_", "PMI", "OMPI_", "PALS_", "NCPUS")
 JOB_VARIABLES = ("HOSTNAME", "TMPDIR", "PWD", "OLDPWD", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "RANDOM",
                  "CONDA_PREFIX", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_SCRATCH", "JOB_TMPDIR")
@@ -113,11 +115,13 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
                 if name in shell.exported and isinstance(value, str)}
     reader = Reader({name: value for name, value in exported.items() if shell.show(value) == value},
                     is_empty, lambda name: open_script(path, name))
-    launches = tuple(launch for command in shell.commands if (launch := reader.read(command)) is not None)
+    found = tuple(islice(filter(None, map(reader.read, shell.commands)), MAX_LAUNCHES + 1))
+    launches = found[:MAX_LAUNCHES]
     if not directives and not launches:
         raise NotABatchScript("is no job script: it has no directives (#SBATCH, #PBS, #BSUB, #flux:) and starts no "
                               "Python")
-    notes = (*shell.notes, *(Note(*note) for note in reader.notes), *note_unread(shell.commands, launches))
+    notes = (*shell.notes, *(Note(*note) for note in reader.notes), *note_unread(shell.commands, launches),
+             *(Note(launch.line, f"the launches from the {MAX_LAUNCHES + 1}th on") for launch in found[MAX_LAUNCHES:]))
     return BatchScript(
         path, text, lines, scheduler, directives, options, option_lines, launches,
         {name: text for name, value in shell.variables.items() if name in shell.lines

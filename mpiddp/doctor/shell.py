@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MAX_CALL_DEPTH = 20
+MAX_STATEMENTS = 10_000  # that are followed, each call of a function anew
+MAX_EXPANDED_CHARS = 1_000_000  # of all expansions of variables together
+MAX_CUT_CHARS = 1_000  # of a value of which a part is cut
 MAX_REPAIRS = 5  # of a text that the parser reads in a wrong way
 MARK = re.compile("\ue000(\\d+)\ue001")  # stands for an unknown part of a value: its index in Shell.unknown
 NAME = r"[A-Za-z_]\w*"
@@ -183,6 +186,7 @@ class Shell:
         self._folder: str | None = ""
         self._line: int | None = None  # of the eval whose text is followed
         self._loops = 0
+        self._statements = self._expanded_chars = 0
         self._has_ended = False
 
     def follow(self, root: Node) -> None:
@@ -200,6 +204,12 @@ class Shell:
                 self._visit(node, is_background)
 
     def _visit(self, node: Node, is_background: bool = False) -> None:
+        self._statements += 1
+        if self._statements > MAX_STATEMENTS:
+            if self._statements == MAX_STATEMENTS + 1:
+                self._note(node, f"the rest of a script with more than {MAX_STATEMENTS} statements")
+            self._has_ended = True
+            return
         handler = getattr(self, f"_visit_{node.type}", None)
         if node.type in ("command", "redirected_statement"):
             self._visit_command(node, is_background)
@@ -555,8 +565,13 @@ class Shell:
         return re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""), flags=re.DOTALL)
 
     def _expand_variable(self, node: Node) -> Value:
-        """Return the value of `$NAME`, `${NAME}` or `${NAME…}`."""
+        """Return the value of `$NAME`, `${NAME}` or `${NAME…}`, which is unknown if all values are too long."""
         text = read_text(node).strip()
+        value = self._find_value(node, text)
+        self._expanded_chars += sum(len(element) + 1 for element in as_list(value))
+        return value if self._expanded_chars <= MAX_EXPANDED_CHARS else self._mark(text)
+
+    def _find_value(self, node: Node, text: str) -> Value:
         if match := re.fullmatch(r"\$(\w+|[@*#?!$-])|\$\{(\w+|[@*#?!$-])\}", text):
             return self._value_of(match[1] or match[2], text)
         if match := re.fullmatch(rf"\$\{{(#?)({NAME})\[([@*]|[0-9]{{1,7}})\]\}}", text):
@@ -606,7 +621,7 @@ class Shell:
 
     def _cut(self, value: str, sign: str, pattern: str, source: str) -> str:
         """Return a value without the part at its begin (#) or end (%) that matches a pattern."""
-        if MARK.search(value):
+        if MARK.search(value) or len(value) > MAX_CUT_CHARS:
             return self._mark(source)
         lengths = [length for length in range(len(value) + 1) if fnmatch.fnmatchcase(
             value[:length] if sign[0] == "#" else value[len(value) - length:], pattern)]
