@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -840,6 +841,18 @@ ODD_WORDS = (
     "=", "$((", "))", "case $A in a) ", "esac\n", "bash -c ", "$1", "[[ -n $B ]] && ", "cd ", "\u20ac", "--n=",
     "module load ", "conda activate ", "source ", "trap ", "export ", "> ")
 OUR_SCRIPTS = [file.read_text() for file in sorted((ROOT / "batch").glob("*.sh"))]
+
+
+def test_files_that_may_block(tmp_path: Path) -> None:
+    """Neither a FIFO nor the doctor's own input is read; the text that srun's shell gets from the script is."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for name in ("fifo", "link", "/proc/self/fd/0"):
+        read_script = read_from_text(str(tmp_path / "job.sh"), f"{HEAD}srun bash {name}\n")
+        assert read_script.launches[0].program is Program.OTHER
+        assert message("doctor/started_script", file=name) in [note.text for note in read_script.not_followed]
+        assert Host(str(tmp_path)).read(name) is None
+    assert launch("srun bash /dev/stdin <<'X'\npython -m mpiddp train.py\nX").program is Program.MPIDDP
 
 
 CALLS = "\n".join(f"f{level}() {{ {'; '.join([f'f{level + 1}'] * 4)}; }}" for level in range(12))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
+from ..base.files import parse_stream_path
 from .directives import Directive, Request, Scheduler, read_directives, read_request
 from .launches import Launch, Program, Reader
 from .shell import SHELLS, Command, Note, QuoteError, Shell, parse_statements
 
 __all__ = ["BatchScript", "Command", "Directive", "Launch", "NotABatchScript", "Note", "Program", "Request",
-           "Scheduler", "read", "read_from_text"]
+           "Scheduler", "read", "read_file", "read_from_text"]
 
 MAX_BYTES = 1_000_000
 MAX_LAUNCHES = 100
@@ -162,13 +164,22 @@ def is_empty_if_unset(name: str) -> bool:
 def open_script(path: str, name: str) -> str | None:
     """Return the text of a shell script that a job script starts, None if it cannot be read."""
     for folder in ("", os.path.dirname(path)):
-        try:
-            with open(os.path.join(folder, name), encoding="utf-8") as file:
-                text = file.read(MAX_BYTES + 1)
-        except (OSError, ValueError):
-            continue
-        return text if len(text) <= MAX_BYTES and "\0" not in text else None
+        text = read_file(os.path.join(folder, name))
+        if text is not None:
+            return text if "\0" not in text else None
     return None
+
+
+def read_file(path: str) -> str | None:
+    """Return the text of a file; None for what may block or never end, is too long or cannot be read."""
+    try:
+        if parse_stream_path(path) >= 0 or not stat.S_ISREG(os.stat(path).st_mode):
+            return None
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError):
+        return None
+    return text if len(text) <= MAX_BYTES else None
 
 
 def note_unread(commands: Sequence[Command], launches: Sequence[Launch]) -> Iterator[Note]:

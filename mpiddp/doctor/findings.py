@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from .batch_script import BatchScript, Launch, Program, Request, Scheduler
+from .batch_script import BatchScript, Launch, Program, Request, Scheduler, read_file
 from .directives import complete, number, parse_gpus, read_number, read_request
 from .finding import Finding, Severity
 from .launches import MPI_LAUNCHERS
@@ -66,11 +66,7 @@ class Host:
 
     def read(self, path: str) -> str | None:
         """Return a file's text, None if it cannot be read."""
-        try:
-            with open(os.path.join(self.folder, path), encoding="utf-8", errors="replace") as file:
-                return file.read()
-        except OSError:
-            return None
+        return read_file(os.path.join(self.folder, path))
 
 
 @dataclass(frozen=True)

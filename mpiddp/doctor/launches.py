@@ -233,7 +233,9 @@ def find_shell_text(words: Sequence[str]) -> tuple[str, str | None, list[str]]:
             return "", rest[0], list(rest[2:])
         if option in ("-o", "+o", "--rcfile", "--init-file") and rest:
             rest.pop(0)
-    return (rest[0], None, rest[1:]) if rest else ("", None, [])
+    if rest and rest[0] not in ("-", "/dev/stdin"):
+        return rest[0], None, rest[1:]
+    return "", None, rest[1:]
 
 
 def split_supervise(words: list[Word]) -> tuple[list[Word], tuple[str, ...] | None]:
