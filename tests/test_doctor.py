@@ -341,6 +341,7 @@ RULES_BROKEN = {
     "memory": [
         (message("doctor/memory_unit", option="mem", size=64), (head("--mem=64"), START)),
         (message("doctor/memory_per_rank", size="1.0"), (head("--mem=4G"), START)),
+        (message("doctor/memory_per_rank", size="0.8"), (head("--mem-per-cpu=100"), START)),
         (message("doctor/memory_twice", first="mem", second="mem-per-cpu"),
          (head("--mem=64G", "--mem-per-cpu=4G"), START)),
     ],
@@ -580,7 +581,9 @@ RULES_KEPT = {
                   (HEAD, "mpirun python -m mpiddp train.py\n")],
     "hyper-threads": [(head("--hint=nomultithread", "--threads-per-core=1"),
                        "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\n" + START)],
-    "memory": [(head("--mem=0"), START), (head("--mem=200G"), START), (head("--mem-per-cpu=4000"), START)],
+    "memory": [(head("--mem=0"), START), (head("--mem=200G"), START), (head("--mem-per-cpu=4000"), START),
+               (head("--mem-per-cpu=1000"), START),
+               (head("--mem-per-cpu=1000", "--exclusive", without="cpus"), START)],
     "exclusive": [(head("--ntasks-per-node=8", "--gpus-per-node=8", "--exclusive", without="ntasks|gpus"), START)],
     "walltime": [(head("--time=24:00:00"), START), (head("--time=30"), START), (head("--time=1-0"), START)],
     "mpirun-ranks": [(HEAD, "mpirun -n 8 python -m mpiddp train.py\n"),

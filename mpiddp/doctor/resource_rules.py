@@ -266,12 +266,12 @@ def check_memory(context: Context) -> Iterator[Problem]:
         size, text = parse_memory_mb(options[name]), options[name]
         if not size:  # 0 is all memory of the node
             continue
-        if text.isdigit() and size < 1024:
+        if name != "mem-per-cpu" and text.isdigit() and size < 1024:
             yield Problem(Severity.ERROR, context.option_line(name), f"--{name}={text} is {text} MB",
                           "a size without a unit is in MB; torch alone needs more", f"#SBATCH --{name}={text}G")
             continue
         per_node = {"mem": 1, "mem-per-gpu": context.script.request.gpus_per_node,
-                    "mem-per-cpu": (context.script.request.cpus_per_task or 1)
+                    "mem-per-cpu": (context.script.request.cpus_per_task or int("exclusive" not in options))
                     * (context.script.request.tasks_per_node or 0)}[name]
         ranks = max([step.processes_per_node or 0 for step in context.steps if step.launch.launcher], default=0)
         if per_node and ranks and size * per_node / ranks < MIN_MB_PER_RANK and context.script.request.gpus_per_node:
