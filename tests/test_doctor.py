@@ -749,6 +749,16 @@ def test_files_of_the_submission(tmp_path: Path) -> None:
     assert (finding.message, finding.suggestion) == (message("doctor/missing_file", path="train.py"), "")
 
 
+@pytest.mark.parametrize("start", ["cat > eval.sh <<EOF", "cat <<-'EOF' | sbatch", "if true; then cat > a.sh << EOF"])
+def test_directives_in_a_here_document_are_those_of_another_script(start: str) -> None:
+    text = f"#!/bin/bash\n#SBATCH --nodes=1 --qos=$A\n#sbatch -a\n #SBATCH -b\n{START}EOF\n"
+    read_script = script(f"{START}{start}\n{text}" + "fi\n" * start.startswith("if"))
+    assert len(read_script.directives) == HEAD.count("#SBATCH")
+    assert {"late-directive", "directive-text"}.isdisjoint(finding.rule for finding in check(read_script, AllHere()))
+    late = script(f"{START}{start}\n{text}" + "fi\n" * start.startswith("if") + "#SBATCH --qos=a\n")
+    assert "late-directive" in {finding.rule for finding in check(late, AllHere())}
+
+
 def test_late_directives_count_for_the_other_rules() -> None:
     found = findings(("", f"cd a\n{HEAD.partition(chr(10))[2]}#SBATCH --time=1\n{START}"))
     assert {finding.rule for finding in found} == {"late-directive", "walltime"}

@@ -8,17 +8,22 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from ..base.files import parse_stream_path
 from .directives import Directive, Request, Scheduler, read_directives, read_request
 from .launches import Launch, Program, Reader
-from .shell import SHELLS, Command, Note, QuoteError, Shell, parse_statements
+from .shell import SHELLS, Command, Note, QuoteError, Shell, find_document_lines, parse_statements
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 __all__ = ["BatchScript", "Command", "Directive", "Launch", "NotABatchScript", "Note", "Program", "Request",
            "Scheduler", "read", "read_file", "read_from_text"]
 
 MAX_BYTES = 1_000_000
 MAX_LAUNCHES = 100
+TOO_DEEP = "is nested too deeply to be read"
 SCHEDULER_VARIABLES = ("SLURM", "SBATCH_", "PBS_", "LSB_", "LS_", "FLUX_", "PMI", "OMPI_", "PALS_", "NCPUS")
 JOB_VARIABLES = ("HOSTNAME", "TMPDIR", "PWD", "OLDPWD", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "RANDOM",
                  "CONDA_PREFIX", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_SCRATCH", "JOB_TMPDIR")
@@ -40,7 +45,10 @@ class NotABatchScript(ValueError):  # noqa: N818
 
 @dataclass(frozen=True)
 class BatchScript:
-    """A job script; `variables` are the values at its end, `exported` the names that programs get."""
+    """A job script; `variables` are the values at its end, `exported` the names that programs get.
+
+    `document_lines` are the lines of its here documents.
+    """
 
     path: str
     text: str
@@ -56,6 +64,7 @@ class BatchScript:
     not_followed: tuple[Note, ...]
     exported: frozenset[str] = field(default_factory=frozenset)
     request: Request = field(default_factory=Request)
+    document_lines: frozenset[int] = frozenset()
 
     @property
     def trainings(self) -> tuple[Launch, ...]:
@@ -93,7 +102,9 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
     """Return the job script of a text; raise NotABatchScript if it is none."""
     lines = tuple(text.split("\n"))
     check_language(path, lines)
-    scheduler, directives = read_directives(lines)
+    root = parse_script(text)
+    document_lines = frozenset(find_document_lines(root))
+    scheduler, directives = read_directives(lines, document_lines)
     options: dict[str, str] = {}
     option_lines: dict[str, int] = {}
     for directive in directives:
@@ -108,11 +119,9 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
     own = {name: value for name, value in environ.items() if is_empty_if_unset(name)}  # a job sets the others anew
     shell = Shell({**own, **scheduler_variables(scheduler, options, request)}, is_empty)
     try:
-        shell.follow(parse_statements(text.encode(errors="replace").decode()))
-    except QuoteError as error:
-        raise NotABatchScript(f"line {error.line} has a quote ({error.quote}) that is not closed") from None
+        shell.follow(root)
     except RecursionError:
-        raise NotABatchScript("is nested too deeply to be read") from None
+        raise NotABatchScript(TOO_DEEP) from None
     exported = {name: value for name, value in shell.variables.items()
                 if name in shell.exported and isinstance(value, str)}
     reader = Reader({name: value for name, value in exported.items() if shell.show(value) == value},
@@ -129,7 +138,17 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
         {name: text for name, value in shell.variables.items() if name in shell.lines
          and shell.show(text := value if isinstance(value, str) else " ".join(value)) == text},
         dict(shell.lines), tuple(shell.commands), tuple(sorted(set(notes), key=lambda note: note.line)),
-        frozenset(shell.exported), request)
+        frozenset(shell.exported), request, document_lines)
+
+
+def parse_script(text: str) -> Node:
+    """Return the root of a job script's syntax tree; raise NotABatchScript if it has none."""
+    try:
+        return parse_statements(text.encode(errors="replace").decode())
+    except QuoteError as error:
+        raise NotABatchScript(f"line {error.line} has a quote ({error.quote}) that is not closed") from None
+    except RecursionError:
+        raise NotABatchScript(TOO_DEEP) from None
 
 
 def check_language(path: str, lines: tuple[str, ...]) -> None:

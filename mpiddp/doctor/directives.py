@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -79,13 +79,15 @@ class Request:
     unreadable: frozenset[str] = field(default_factory=frozenset)
 
 
-def read_directives(lines: Sequence[str]) -> tuple[Scheduler, tuple[Directive, ...]]:
-    """Return a script's batch system and its directives; another system's directives are left out."""
+def read_directives(
+    lines: Sequence[str], document_lines: Container[int] = ()
+) -> tuple[Scheduler, tuple[Directive, ...]]:
+    """Return a script's batch system and its directives; those of another system or in a here document are left out."""
     found: list[tuple[Scheduler, Directive]] = []
     has_command = False
     for number, line in enumerate(lines, 1):
         sentinel = next((sentinel for sentinel in SENTINELS if line.startswith(sentinel)), None)
-        if sentinel is not None:
+        if sentinel is not None and number not in document_lines:
             scheduler = SENTINELS[sentinel]
             is_late = has_command and scheduler in (Scheduler.SLURM, Scheduler.PBS)
             options = read_options(scheduler, line[len(sentinel):])

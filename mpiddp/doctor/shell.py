@@ -148,6 +148,16 @@ def find_joined_lines(node: Node) -> Iterator[int]:
         yield from find_joined_lines(child)
 
 
+def find_document_lines(root: Node) -> Iterator[int]:
+    """Yield the lines of the here documents."""
+    nodes = [root]
+    while nodes:
+        node = nodes.pop()
+        if node.type == "heredoc_body":
+            yield from range(node.start_point.row + 1, node.end_point.row + 2)
+        nodes += node.children
+
+
 def find_errors(node: Node) -> Iterator[Node]:
     """Yield the nodes at which the parser could not read the text."""
     if not node.has_error:
