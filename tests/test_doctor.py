@@ -36,6 +36,7 @@ HEAD = """\
 #SBATCH --gpus-per-node=4
 #SBATCH --cpus-per-task=8
 """
+ALONE = "srun -n1 --exact --gpus=1 -c 8 python train.py --fold $i"
 START = "srun --mpi=pmix --cpus-per-task=8 python -m mpiddp train.py\n"
 
 
@@ -308,6 +309,8 @@ RULES_BROKEN = {
          (ONE_TASK, TORCHRUN.replace("node=4", "node=2"))),
         (message("doctor/tasks_per_node", processes="1 process", gpus="4 GPUs"),
          (head("--ntasks=1", "--nodes=1", without="nodes"), "srun -c 8 python train.py --devices 4\n")),
+        (message("doctor/tasks_per_node", processes="4 processes", gpus="1 GPU"),
+         (HEAD, START.replace("srun", "srun --gres=gpu:1"))),
         (message("doctor/tasks_per_node", processes="1 process", gpus="4 GPUs"),
          ("#PBS -l select=2:ncpus=64:ngpus=4\n", "cd $PBS_O_WORKDIR\nmpirun python -m mpiddp train.py\n")),
     ],
@@ -566,7 +569,9 @@ RULES_KEPT = {
     "tasks-per-node": [(HEAD, START), (ONE_TASK, TORCHRUN),
                        (HEAD, "N=$(nproc)\n" + START.replace("srun", "srun -n $N")),
                        (ONE_TASK, START.replace("train.py", "--allow-idle-gpus train.py")),
-                       (ONE_TASK, "srun -c 8 python train.py --multiprocessing-distributed\n")],
+                       (ONE_TASK, "srun -c 8 python train.py --multiprocessing-distributed\n"),
+                       (HEAD, f"for i in 1 2 3; do\n{ALONE} &\ndone\nwait\n"),
+                       (HEAD.replace("=2", "=1"), f"{ALONE} &\n{ALONE} &\nwait\n")],
     "uneven-tasks": [("#SBATCH -N2 -n8 -c8 --gres=gpu:4\n", START),
                      ("#SBATCH -n8 -c8 --gpus-per-task=1\n",
                       START.replace("train.py", "--virtual-local-rank train.py"))],
@@ -607,7 +612,8 @@ RULES_KEPT = {
     "unset-variable": [(HEAD, START.replace("=8", "=$SLURM_CPUS_PER_TASK")),
                        (head("--exclusive", without="cpus"), START.replace("=8", "=${SLURM_CPUS_PER_TASK:-8}"))],
     "export-none": [(head("--export=NONE"), START.replace("srun", "srun --export=ALL")),
-                    (head("--export=NONE"), "unset SLURM_EXPORT_ENV\n" + START)],
+                    (head("--export=NONE"), "unset SLURM_EXPORT_ENV\n" + START),
+                    (HEAD, START.replace("srun", "srun --export=A=1,ALL"))],
     "unknown-option": [(HEAD, START.replace("train.py", "--log_dir logs --prefix train.py --log-dri")),
                        (HEAD, START.replace("train.py", "--stall $STALL --quiet train.py"))],
     "background-wait": [(HEAD, START.rstrip() + " &\nwait\n")],

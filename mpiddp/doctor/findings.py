@@ -16,6 +16,7 @@ from .launches import MPI_LAUNCHERS
 
 STARTERS = (Program.TORCHRUN, Program.TORCH_LAUNCH, Program.ACCELERATE, Program.DEEPSPEED)  # of the ranks of a node
 GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "select", "gpu")
+STEP_GPU_OPTIONS = frozenset(("gpus-per-node", "gres", "gpus", "gpus-per-task"))  # srun's take the place of sbatch's
 TASK_OPTIONS = ("ntasks-per-node", "ntasks")
 
 
@@ -174,6 +175,8 @@ def make_step(script: BatchScript, launch: Launch) -> Step:
             merged.pop("ntasks-per-node", None)
         elif "ntasks-per-node" in options and "ntasks" not in options:
             merged.pop("ntasks", None)
+        if not STEP_GPU_OPTIONS.isdisjoint(options):
+            merged = {name: value for name, value in merged.items() if name not in STEP_GPU_OPTIONS}
         merged |= options
         request = read_request(Scheduler.SLURM, merged)
         if script.scheduler is not Scheduler.SLURM and not {"ntasks", "ntasks-per-node"} & set(options):

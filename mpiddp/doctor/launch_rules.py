@@ -274,7 +274,7 @@ def check_export_none(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.ERROR, context.option_line("export"), "--export=NONE also holds for srun",
                           "the tasks get nothing of the environment that the script sets up",
                           insert_option(context, launch, "--export=ALL") or "unset SLURM_EXPORT_ENV")
-        elif own is not None and own.split(",")[0].upper() not in ("ALL", "NIL", "$") and "$" not in own:
+        elif own is not None and {"ALL", "NIL"}.isdisjoint(own.upper().split(",")) and "$" not in own:
             yield Problem(Severity.ERROR if own.upper() == "NONE" else Severity.WARNING, launch.line,
                           f"srun --export={own}",
                           "the tasks get nothing else of the environment, such as the modules' PATH",
