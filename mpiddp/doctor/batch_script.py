@@ -22,7 +22,7 @@ __all__ = ["BatchScript", "Command", "Directive", "Launch", "NotABatchScript", "
            "Scheduler", "read", "read_file", "read_from_text"]
 
 MAX_BYTES = 1_000_000
-MAX_LAUNCHES = 100
+MAX_TRAININGS = 100
 TOO_DEEP = "is nested too deeply to be read"
 SCHEDULER_VARIABLES = ("SLURM", "SBATCH_", "PBS_", "LSB_", "LS_", "FLUX_", "PMI", "OMPI_", "PALS_", "NCPUS")
 JOB_VARIABLES = ("HOSTNAME", "TMPDIR", "PWD", "OLDPWD", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "RANDOM",
@@ -126,13 +126,16 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
                 if name in shell.exported and isinstance(value, str)}
     reader = Reader({name: value for name, value in exported.items() if shell.show(value) == value},
                     is_empty, lambda name: open_script(path, name))
-    found = tuple(islice(filter(None, map(reader.read, shell.commands)), MAX_LAUNCHES + 1))
-    launches = found[:MAX_LAUNCHES]
+    found = tuple(filter(None, map(reader.read, shell.commands)))
+    trainings = (number for number, launch in enumerate(found) if launch.is_training)
+    late = next(islice(trainings, MAX_TRAININGS, None), None)
+    launches = found[:late]
     if not directives and not launches:
         raise NotABatchScript("is no job script: it has no directives (#SBATCH, #PBS, #BSUB, #flux:) and starts no "
                               "Python")
     notes = (*shell.notes, *(Note(*note) for note in reader.notes), *note_unread(shell.commands, launches),
-             *(Note(launch.line, f"the launches from the {MAX_LAUNCHES + 1}th on") for launch in found[MAX_LAUNCHES:]))
+             *(Note(launch.line, f"the launches after {MAX_TRAININGS} trainings")
+               for launch in found[len(launches):][:1]))
     return BatchScript(
         path, text, lines, scheduler, directives, options, option_lines, launches,
         {name: text for name, value in shell.variables.items() if name in shell.lines
