@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from mpiddp.doctor.batch_script import (
     read,
     read_from_text,
 )
+from mpiddp.doctor.conversion import convert
 from mpiddp.doctor.directives import parse_flux_time, parse_slurm_time
 from mpiddp.doctor.report import as_json, format_findings
 from mpiddp.doctor.rules import RULES, Finding, Host, check
@@ -34,6 +36,7 @@ HEAD = """\
 #SBATCH --gpus-per-node=4
 #SBATCH --cpus-per-task=8
 """
+ALONE = "srun -n1 --exact --gpus=1 -c 8 python train.py --fold $i"
 START = "srun --mpi=pmix --cpus-per-task=8 python -m mpiddp train.py\n"
 
 
@@ -306,6 +309,8 @@ RULES_BROKEN = {
          (ONE_TASK, TORCHRUN.replace("node=4", "node=2"))),
         (message("doctor/tasks_per_node", processes="1 process", gpus="4 GPUs"),
          (head("--ntasks=1", "--nodes=1", without="nodes"), "srun -c 8 python train.py --devices 4\n")),
+        (message("doctor/tasks_per_node", processes="4 processes", gpus="1 GPU"),
+         (HEAD, START.replace("srun", "srun --gres=gpu:1"))),
         (message("doctor/tasks_per_node", processes="1 process", gpus="4 GPUs"),
          ("#PBS -l select=2:ncpus=64:ngpus=4\n", "cd $PBS_O_WORKDIR\nmpirun python -m mpiddp train.py\n")),
     ],
@@ -339,6 +344,7 @@ RULES_BROKEN = {
     "memory": [
         (message("doctor/memory_unit", option="mem", size=64), (head("--mem=64"), START)),
         (message("doctor/memory_per_rank", size="1.0"), (head("--mem=4G"), START)),
+        (message("doctor/memory_per_rank", size="0.8"), (head("--mem-per-cpu=100"), START)),
         (message("doctor/memory_twice", first="mem", second="mem-per-cpu"),
          (head("--mem=64G", "--mem-per-cpu=4G"), START)),
     ],
@@ -563,7 +569,9 @@ RULES_KEPT = {
     "tasks-per-node": [(HEAD, START), (ONE_TASK, TORCHRUN),
                        (HEAD, "N=$(nproc)\n" + START.replace("srun", "srun -n $N")),
                        (ONE_TASK, START.replace("train.py", "--allow-idle-gpus train.py")),
-                       (ONE_TASK, "srun -c 8 python train.py --multiprocessing-distributed\n")],
+                       (ONE_TASK, "srun -c 8 python train.py --multiprocessing-distributed\n"),
+                       (HEAD, f"for i in 1 2 3; do\n{ALONE} &\ndone\nwait\n"),
+                       (HEAD.replace("=2", "=1"), f"{ALONE} &\n{ALONE} &\nwait\n")],
     "uneven-tasks": [("#SBATCH -N2 -n8 -c8 --gres=gpu:4\n", START),
                      ("#SBATCH -n8 -c8 --gpus-per-task=1\n",
                       START.replace("train.py", "--virtual-local-rank train.py"))],
@@ -578,7 +586,9 @@ RULES_KEPT = {
                   (HEAD, "mpirun python -m mpiddp train.py\n")],
     "hyper-threads": [(head("--hint=nomultithread", "--threads-per-core=1"),
                        "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\n" + START)],
-    "memory": [(head("--mem=0"), START), (head("--mem=200G"), START), (head("--mem-per-cpu=4000"), START)],
+    "memory": [(head("--mem=0"), START), (head("--mem=200G"), START), (head("--mem-per-cpu=4000"), START),
+               (head("--mem-per-cpu=1000"), START),
+               (head("--mem-per-cpu=1000", "--exclusive", without="cpus"), START)],
     "exclusive": [(head("--ntasks-per-node=8", "--gpus-per-node=8", "--exclusive", without="ntasks|gpus"), START)],
     "walltime": [(head("--time=24:00:00"), START), (head("--time=30"), START), (head("--time=1-0"), START)],
     "mpirun-ranks": [(HEAD, "mpirun -n 8 python -m mpiddp train.py\n"),
@@ -602,7 +612,8 @@ RULES_KEPT = {
     "unset-variable": [(HEAD, START.replace("=8", "=$SLURM_CPUS_PER_TASK")),
                        (head("--exclusive", without="cpus"), START.replace("=8", "=${SLURM_CPUS_PER_TASK:-8}"))],
     "export-none": [(head("--export=NONE"), START.replace("srun", "srun --export=ALL")),
-                    (head("--export=NONE"), "unset SLURM_EXPORT_ENV\n" + START)],
+                    (head("--export=NONE"), "unset SLURM_EXPORT_ENV\n" + START),
+                    (HEAD, START.replace("srun", "srun --export=A=1,ALL"))],
     "unknown-option": [(HEAD, START.replace("train.py", "--log_dir logs --prefix train.py --log-dri")),
                        (HEAD, START.replace("train.py", "--stall $STALL --quiet train.py"))],
     "background-wait": [(HEAD, START.rstrip() + " &\nwait\n")],
@@ -744,6 +755,16 @@ def test_files_of_the_submission(tmp_path: Path) -> None:
     assert (finding.message, finding.suggestion) == (message("doctor/missing_file", path="train.py"), "")
 
 
+@pytest.mark.parametrize("start", ["cat > eval.sh <<EOF", "cat <<-'EOF' | sbatch", "if true; then cat > a.sh << EOF"])
+def test_directives_in_a_here_document_are_those_of_another_script(start: str) -> None:
+    text = f"#!/bin/bash\n#SBATCH --nodes=1 --qos=$A\n#sbatch -a\n #SBATCH -b\n{START}EOF\n"
+    read_script = script(f"{START}{start}\n{text}" + "fi\n" * start.startswith("if"))
+    assert len(read_script.directives) == HEAD.count("#SBATCH")
+    assert {"late-directive", "directive-text"}.isdisjoint(finding.rule for finding in check(read_script, AllHere()))
+    late = script(f"{START}{start}\n{text}" + "fi\n" * start.startswith("if") + "#SBATCH --qos=a\n")
+    assert "late-directive" in {finding.rule for finding in check(late, AllHere())}
+
+
 def test_late_directives_count_for_the_other_rules() -> None:
     found = findings(("", f"cd a\n{HEAD.partition(chr(10))[2]}#SBATCH --time=1\n{START}"))
     assert {finding.rule for finding in found} == {"late-directive", "walltime"}
@@ -839,6 +860,72 @@ ODD_WORDS = (
     "=", "$((", "))", "case $A in a) ", "esac\n", "bash -c ", "$1", "[[ -n $B ]] && ", "cd ", "\u20ac", "--n=",
     "module load ", "conda activate ", "source ", "trap ", "export ", "> ")
 OUR_SCRIPTS = [file.read_text() for file in sorted((ROOT / "batch").glob("*.sh"))]
+
+
+def test_files_that_may_block(tmp_path: Path) -> None:
+    """Neither a FIFO nor the doctor's own input is read; the text that srun's shell gets from the script is."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for name in ("fifo", "link", "/proc/self/fd/0"):
+        read_script = read_from_text(str(tmp_path / "job.sh"), f"{HEAD}srun bash {name}\n")
+        assert read_script.launches[0].program is Program.OTHER
+        assert message("doctor/started_script", file=name) in [note.text for note in read_script.not_followed]
+        assert Host(str(tmp_path)).read(name) is None
+    assert launch("srun bash /dev/stdin <<'X'\npython -m mpiddp train.py\nX").program is Program.MPIDDP
+
+
+CALLS = "\n".join(f"f{level}() {{ {'; '.join([f'f{level + 1}'] * 4)}; }}" for level in range(12))
+
+
+@pytest.mark.parametrize(("text", "note"), [
+    ('a=x\n' + 'a="$a$a$a x"\n' * 30 + START, ""),
+    ('a=(x)\n' + f'a=({"${a[@]} " * 10})\n' * 20 + START, ""),
+    ("a=x\n" + f"a={'$a' * 10}\n" * 30 + f"echo ${{a##*/}}\n{START}", ""),
+    (f"{START}{CALLS}\nf12() {{ A=1; }}\nf0\n", message("doctor/many_statements", limit="10000")),
+    (f"""{START}a='eval "$a"; eval "$a"'\neval "$a"\n""", ""),
+    (START + "echo $A\n" * 20_000, message("doctor/many_statements", limit="10000")),
+    ("srun -n1 hostname\n" * 200 + START * 2000, message("doctor/many_launches", number="100")),
+])
+def test_a_script_that_would_take_for_ever(text: str, note: str) -> None:
+    """What grows without end is unknown, and the rest of a script that is too long is not followed."""
+    read_script = script(text)
+    assert 0 < len(read_script.trainings) <= 100
+    assert max(map(len, read_script.variables.values()), default=0) <= 2_000_000
+    assert note in [note.text for note in read_script.not_followed] or not note
+    assert len(check(read_script, Host())) <= 200
+
+
+ODD_NUMBERS = st.text("0123456789\u00b2:-.@", max_size=8) | st.sampled_from([
+    "", "0", "-1", "4", "\u00b2", "1\u00b2", "\u0664", "1.5", "9" * 400, "9" * 5000])
+NUMBERED_HEADS = (
+    "#SBATCH --nodes={0} --ntasks={1}\n#SBATCH --gpus={2} --time={3}",
+    "#SBATCH --ntasks-per-node={0} --gpus-per-node={1} --cpus-per-task={2}\n#SBATCH --mem={3} --signal=B:USR1@{3}",
+    "#SBATCH -N2 --ntasks-per-gpu={0} --gres=gpu:{1} --mem-per-cpu={2}\n#SBATCH --time={3}:00 --ntasks-per-core={3}",
+    "#PBS -l select={0}:mpiprocs={1}:ngpus={2} -l walltime={3}:00:00",
+    "#PBS -l nodes={0}:ppn={1}:gpus={2} -l walltime={3}",
+    '#BSUB -nnodes {0} -n {1}\n#BSUB -gpu "num={2}"\n#BSUB -W {3}',
+    "#flux: -N{0} -n{1} -g{2}\n#flux: -t {3}h",
+)
+NUMBERED_STARTS = (
+    "srun torchrun --nproc-per-node={0} --nnodes={1} a.py",
+    "accelerate launch --num_processes={0} --num_machines={1} a.py",
+    "mpirun -np {0} --map-by ppr:{1}:node python a.py", "srun -n {0} --gpus-per-task={1} python -m mpiddp a.py",
+    "A=$(( {0} * {1} * {1} ))\nsrun python -m mpiddp --stop-before {0} ${{{1}}} $A a.py",
+)
+
+
+@given(st.sampled_from(NUMBERED_HEADS), st.sampled_from(NUMBERED_STARTS), st.lists(ODD_NUMBERS, min_size=7, max_size=7))
+@settings(max_examples=300, deadline=None)
+def test_odd_numbers(head: str, start: str, numbers: list[str]) -> None:
+    """A number that is none, is zero or is too long is unknown to the rules and to the conversion."""
+    text = f"#!/bin/bash\n{head.format(*numbers)}\nexport OMP_NUM_THREADS={numbers[6]}\n{start.format(*numbers[4:])}\n"
+    try:
+        read_script = read_from_text("job.sh", text)
+    except NotABatchScript as error:
+        assert "quote" in str(error) or "directives" in str(error)
+        return
+    assert all("\n" not in finding.message for finding in check(read_script, Host()))
+    assert convert(read_script, Host().read).startswith("#!/bin/bash\n")
 
 
 @given(data=st.data())

@@ -224,6 +224,25 @@ def test_a_helper_beside_the_training_stays() -> None:
     assert "python -m mpiddp train.py" in text
 
 
+@pytest.mark.parametrize(("directives", "before", "after"), [
+    ("-N2 --ntasks-per-node=1", "srun tensorboard --logdir a &",
+     "srun --ntasks=$SLURM_NNODES tensorboard --logdir a &"),
+    ("-N2", "A=1 srun -N 1 -l hostname", "A=1 srun --ntasks=1 -N 1 -l hostname"),
+    ("-N2", 'HOSTS="$(srun hostname -s)"', 'HOSTS="$(srun --ntasks=$SLURM_NNODES hostname -s)"'),
+    ("-N2 --ntasks-per-node=2", "srun hostname", "srun --ntasks=$(($SLURM_NNODES * 2)) hostname"),
+    ("--ntasks=3", "srun hostname", "srun --ntasks=3 hostname"),
+    ("-N2", "srun -n 2 hostname", "srun -n 2 hostname"),
+    ("-N2", "srun --ntasks-per-node=1 hostname", "srun --ntasks-per-node=1 hostname"),
+    ("-N2 --ntasks-per-node=4", "srun hostname", "srun hostname"),
+])
+def test_other_steps_keep_their_number_of_tasks(directives: str, before: str, after: str) -> None:
+    text = convert_text(f"#!/bin/bash\n#SBATCH {directives}\n#SBATCH -c 8\nmodule load openmpi\n{before}\n"
+                        "curl $HOSTS\nsrun torchrun --nproc_per_node=4 train.py\n")
+    assert after in text.splitlines()
+    assert "--ntasks-per-node=4" in text
+    assert f"srun --mpi=pmix {CORES} python -m mpiddp train.py" in text.splitlines()
+
+
 @pytest.mark.parametrize("launch", ["torchrun", "accelerate launch", "torchrun --nproc_per_node=2", "python train.py",
                                     "srun torchrun train.py <<END\nEND", "out=$(torchrun train.py)",
                                     "srun --ntasks=1 python download.py",

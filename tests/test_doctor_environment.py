@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import sys
@@ -16,6 +17,7 @@ from mpiddp.discovery.site_profile import load_profile
 from mpiddp.doctor import environment
 from mpiddp.doctor.environment import (
     TorchBuild,
+    expand_home,
     find_conditions,
     find_torch_build,
     format_json,
@@ -30,6 +32,7 @@ from mpiddp.doctor.environment import (
     judge_shared_memory,
     judge_torch,
     load_library,
+    nearest_folder,
     parse_torch_version,
     read_driver_version,
 )
@@ -191,6 +194,16 @@ def test_caches_on_a_shared_file_system() -> None:
     assert caches({"TMPDIR": "/tmp", "TRITON_HOME": "/home/x", "CUDA_CACHE_PATH": "/tmp/c"}, CUDA) == [
         "Triton /home/x/.triton/cache"]
     assert caches({"HOME": "/root"}, None) == []
+
+
+def test_folders_with_relative_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TMPDIR may be relative, and ~ stays in a path without HOME for a user whom the system does not know."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", dict[int, str]().__getitem__)
+    assert expand_home("~/.cache", {}) == "~/.cache"
+    assert {*map(nearest_folder, ("nonexist/a", "~/.cache", ""))} == {os.path.realpath(tmp_path)}
+    assert caches({"TMPDIR": "nonexist", "HOME": ""}, CUDA) == []
 
 
 def test_hugging_faces_cache_in_the_home_folder() -> None:

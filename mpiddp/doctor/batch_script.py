@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING
 
+from ..base.files import parse_stream_path
 from .directives import Directive, Request, Scheduler, read_directives, read_request
 from .launches import Launch, Program, Reader
-from .shell import SHELLS, Command, Note, QuoteError, Shell, parse_statements
+from .shell import SHELLS, Command, Note, QuoteError, Shell, find_document_lines, parse_statements
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 __all__ = ["BatchScript", "Command", "Directive", "Launch", "NotABatchScript", "Note", "Program", "Request",
-           "Scheduler", "read", "read_from_text"]
+           "Scheduler", "read", "read_file", "read_from_text"]
 
 MAX_BYTES = 1_000_000
+MAX_TRAININGS = 100
+TOO_DEEP = "is nested too deeply to be read"
 SCHEDULER_VARIABLES = ("SLURM", "SBATCH_", "PBS_", "LSB_", "LS_", "FLUX_", "PMI", "OMPI_", "PALS_", "NCPUS")
 JOB_VARIABLES = ("HOSTNAME", "TMPDIR", "PWD", "OLDPWD", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "RANDOM",
                  "CONDA_PREFIX", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_SCRATCH", "JOB_TMPDIR")
@@ -36,7 +45,10 @@ class NotABatchScript(ValueError):  # noqa: N818
 
 @dataclass(frozen=True)
 class BatchScript:
-    """A job script; `variables` are the values at its end, `exported` the names that programs get."""
+    """A job script; `variables` are the values at its end, `exported` the names that programs get.
+
+    `document_lines` are the lines of its here documents.
+    """
 
     path: str
     text: str
@@ -52,6 +64,7 @@ class BatchScript:
     not_followed: tuple[Note, ...]
     exported: frozenset[str] = field(default_factory=frozenset)
     request: Request = field(default_factory=Request)
+    document_lines: frozenset[int] = frozenset()
 
     @property
     def trainings(self) -> tuple[Launch, ...]:
@@ -89,7 +102,9 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
     """Return the job script of a text; raise NotABatchScript if it is none."""
     lines = tuple(text.split("\n"))
     check_language(path, lines)
-    scheduler, directives = read_directives(lines)
+    root = parse_script(text)
+    document_lines = frozenset(find_document_lines(root))
+    scheduler, directives = read_directives(lines, document_lines)
     options: dict[str, str] = {}
     option_lines: dict[str, int] = {}
     for directive in directives:
@@ -104,26 +119,39 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
     own = {name: value for name, value in environ.items() if is_empty_if_unset(name)}  # a job sets the others anew
     shell = Shell({**own, **scheduler_variables(scheduler, options, request)}, is_empty)
     try:
-        shell.follow(parse_statements(text.encode(errors="replace").decode()))
-    except QuoteError as error:
-        raise NotABatchScript(f"line {error.line} has a quote ({error.quote}) that is not closed") from None
+        shell.follow(root)
     except RecursionError:
-        raise NotABatchScript("is nested too deeply to be read") from None
+        raise NotABatchScript(TOO_DEEP) from None
     exported = {name: value for name, value in shell.variables.items()
                 if name in shell.exported and isinstance(value, str)}
     reader = Reader({name: value for name, value in exported.items() if shell.show(value) == value},
                     is_empty, lambda name: open_script(path, name))
-    launches = tuple(launch for command in shell.commands if (launch := reader.read(command)) is not None)
+    found = tuple(filter(None, map(reader.read, shell.commands)))
+    trainings = (number for number, launch in enumerate(found) if launch.is_training)
+    late = next(islice(trainings, MAX_TRAININGS, None), None)
+    launches = found[:late]
     if not directives and not launches:
         raise NotABatchScript("is no job script: it has no directives (#SBATCH, #PBS, #BSUB, #flux:) and starts no "
                               "Python")
-    notes = (*shell.notes, *(Note(*note) for note in reader.notes), *note_unread(shell.commands, launches))
+    notes = (*shell.notes, *(Note(*note) for note in reader.notes), *note_unread(shell.commands, launches),
+             *(Note(launch.line, f"the launches after {MAX_TRAININGS} trainings")
+               for launch in found[len(launches):][:1]))
     return BatchScript(
         path, text, lines, scheduler, directives, options, option_lines, launches,
         {name: text for name, value in shell.variables.items() if name in shell.lines
          and shell.show(text := value if isinstance(value, str) else " ".join(value)) == text},
         dict(shell.lines), tuple(shell.commands), tuple(sorted(set(notes), key=lambda note: note.line)),
-        frozenset(shell.exported), request)
+        frozenset(shell.exported), request, document_lines)
+
+
+def parse_script(text: str) -> Node:
+    """Return the root of a job script's syntax tree; raise NotABatchScript if it has none."""
+    try:
+        return parse_statements(text.encode(errors="replace").decode())
+    except QuoteError as error:
+        raise NotABatchScript(f"line {error.line} has a quote ({error.quote}) that is not closed") from None
+    except RecursionError:
+        raise NotABatchScript(TOO_DEEP) from None
 
 
 def check_language(path: str, lines: tuple[str, ...]) -> None:
@@ -158,13 +186,22 @@ def is_empty_if_unset(name: str) -> bool:
 def open_script(path: str, name: str) -> str | None:
     """Return the text of a shell script that a job script starts, None if it cannot be read."""
     for folder in ("", os.path.dirname(path)):
-        try:
-            with open(os.path.join(folder, name), encoding="utf-8") as file:
-                text = file.read(MAX_BYTES + 1)
-        except (OSError, ValueError):
-            continue
-        return text if len(text) <= MAX_BYTES and "\0" not in text else None
+        text = read_file(os.path.join(folder, name))
+        if text is not None:
+            return text if "\0" not in text else None
     return None
+
+
+def read_file(path: str) -> str | None:
+    """Return the text of a file; None for what may block or never end, is too long or cannot be read."""
+    try:
+        if parse_stream_path(path) >= 0 or not stat.S_ISREG(os.stat(path).st_mode):
+            return None
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError):
+        return None
+    return text if len(text) <= MAX_BYTES else None
 
 
 def note_unread(commands: Sequence[Command], launches: Sequence[Launch]) -> Iterator[Note]:

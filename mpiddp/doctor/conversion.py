@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..discovery.script import LOCAL_RANK_OPTION
-from .batch_script import BatchScript, Launch, Program, Scheduler
-from .resources import CHECK, as_number, convert_directives, count_ranks_per_node, read_torch_options
+from .batch_script import BatchScript, Launch, Program, Request, Scheduler
+from .directives import read_number, slurm_options
+from .resources import CHECK, convert_directives, count_ranks_per_node, read_torch_options
 from .shell import Command, QuoteError, Word, parse, read_text
 from .statements import (
     apply_edits,
@@ -21,6 +22,7 @@ from .statements import (
     find_line,
     find_place,
     find_unneeded,
+    iterate_nodes,
     read_statements,
     references,
     remove_empty_lines,
@@ -77,8 +79,34 @@ def convert(script: BatchScript, read_file: ReadFile) -> str:
     text = remove_unneeded(apply_edits(script.text, edits), script, edits, [*launches.values()])
     main = [*launches.values()][-1]
     ranks = count_ranks_per_node(script, main)
+    if script.scheduler is Scheduler.SLURM and ranks not in (None, script.request.tasks_per_node):
+        text = keep_tasks(text, script.request)
     lines = convert_directives(script, text.split("\n"), ranks, is_plain=main.program is Program.PYTHON)
     return "\n".join(line for number, line in enumerate(lines) if CHECK not in line or line not in lines[:number])
+
+
+def keep_tasks(text: str, request: Request) -> str:
+    """Return the text in which each srun that starts no training has the number of tasks that it had by default."""
+    data, edits = text.encode(), []
+    for node in iterate_nodes(parse(text)):
+        name = node.child_by_field_name("name") if node.type == "command" else None
+        tokens = [] if name is None else read_tokens(read_text(node))
+        options = dict(slurm_options(tokens[1:])[0])
+        if name is None or read_text(name) != "srun" or "mpiddp" in tokens:
+            continue
+        if {"ntasks", "ntasks-per-node"} & {*options}:
+            continue
+        place = len(data[:name.end_byte].decode())
+        edits.append((place, place, f" --ntasks={count_tasks(request, options.get('nodes', '$SLURM_NNODES'))}"))
+    return apply_edits(text, edits)
+
+
+def count_tasks(request: Request, nodes: str) -> str:
+    """Return the number of tasks on some nodes, as it is written in a script."""
+    per_node = request.tasks_per_node
+    if per_node is None:
+        return str(request.tasks or 1)
+    return nodes if per_node == 1 else f"$(({nodes} * {per_node}))"
 
 
 def format_diff(script: BatchScript, text: str) -> str:
@@ -189,7 +217,7 @@ def read_options(script: BatchScript, launch: Launch, new: Replacement, read_fil
         new.options += ["--show", ",".join(f"local-{rank}" for rank in options["local-ranks-filter"].split(","))]
     if "virtual-local-rank" in options:
         new.options.append("--virtual-local-rank")
-    if (as_number(options.get("max-restarts", "0")) or 0) > 0:
+    if (read_number(options.get("max-restarts", "0")) or 0) > 0:
         new.checks.append("--max-restarts: mpiddp.supervise restarts a job; batch/supervise.sh has its lines")
     if launch.program is not Program.PYTHON and "B:" in script.options.get("signal", "") and not launch.is_background:
         new.checks.append("the shell's trap runs only when srun has ended: batch/requeue.sh stops a training in time")

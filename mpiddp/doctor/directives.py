@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -79,13 +79,15 @@ class Request:
     unreadable: frozenset[str] = field(default_factory=frozenset)
 
 
-def read_directives(lines: Sequence[str]) -> tuple[Scheduler, tuple[Directive, ...]]:
-    """Return a script's batch system and its directives; another system's directives are left out."""
+def read_directives(
+    lines: Sequence[str], document_lines: Container[int] = ()
+) -> tuple[Scheduler, tuple[Directive, ...]]:
+    """Return a script's batch system and its directives; those of another system or in a here document are left out."""
     found: list[tuple[Scheduler, Directive]] = []
     has_command = False
     for number, line in enumerate(lines, 1):
         sentinel = next((sentinel for sentinel in SENTINELS if line.startswith(sentinel)), None)
-        if sentinel is not None:
+        if sentinel is not None and number not in document_lines:
             scheduler = SENTINELS[sentinel]
             is_late = has_command and scheduler in (Scheduler.SLURM, Scheduler.PBS)
             options = read_options(scheduler, line[len(sentinel):])
@@ -189,10 +191,10 @@ def read_request(scheduler: Scheduler, options: Mapping[str, str]) -> Request:
     if scheduler is Scheduler.PBS:
         return read_pbs_request(options)
     if scheduler is Scheduler.LSF:
-        gpus = re.search(r"num=(\d+)", options.get("gpu", ""))
+        gpus = re.search(r"num=([0-9]+)", options.get("gpu", ""))
         return complete(Request(
             nodes=number(options, "nodes"), tasks=number(options, "ntasks"),
-            tasks_per_node=number(options, "ntasks-per-node"), gpus_per_node=int(gpus[1]) if gpus else None,
+            tasks_per_node=number(options, "ntasks-per-node"), gpus_per_node=read_number(gpus[1]) if gpus else None,
             walltime_s=parse_lsf_time(options.get("walltime", ""))))
     if scheduler is Scheduler.FLUX:
         return complete(Request(
@@ -221,7 +223,7 @@ def read_slurm_request(options: Mapping[str, str]) -> Request:
     if tasks is not None and nodes and per_node is not None and tasks < nodes * per_node:
         per_node = tasks // nodes if tasks % nodes == 0 else None  # --ntasks wins, and --ntasks-per-node is a limit
     gpus = parse_gpus(options.get("gpus"))
-    if gpus is not None and gpus_per_node is None and nodes is not None and gpus % nodes == 0:
+    if gpus is not None and gpus_per_node is None and nodes and gpus % nodes == 0:
         gpus_per_node = gpus // nodes
     per_gpu = number(options, "ntasks-per-gpu")
     if per_node is None and per_gpu is not None and gpus_per_node is not None:
@@ -238,13 +240,14 @@ def read_pbs_request(options: Mapping[str, str]) -> Request:
     if text and "+" not in text:
         count, *parts = text.split(":")
         chunk = dict(part.split("=", 1) for part in parts if "=" in part)
-        nodes = int(count) if count.isdigit() else None
+        nodes = read_number(count)
         per_node, cpus = number(chunk, "mpiprocs"), number(chunk, "ncpus")
         return complete(Request(nodes, None, per_node, cpus // per_node if cpus and per_node else None,
                                 number(chunk, "ngpus"), None, walltime))
     if (match := re.match(r"(\d+)\b", options.get("nodes", ""))) and "+" not in options["nodes"]:
         chunk = dict(part.split("=", 1) for part in options["nodes"].split(":") if "=" in part)
-        return complete(Request(int(match[1]), None, number(chunk, "ppn"), None, number(chunk, "gpus"), None, walltime))
+        nodes = read_number(match[1])
+        return complete(Request(nodes, None, number(chunk, "ppn"), None, number(chunk, "gpus"), None, walltime))
     return Request(walltime_s=walltime)
 
 
@@ -266,8 +269,12 @@ def complete(request: Request) -> Request:
 
 def number(options: Mapping[str, str], name: str) -> int | None:
     """Return an option's value as a number, None if it is not given or is none."""
-    text = options.get(name, "")
-    return int(text) if re.fullmatch(r"\d{1,7}", text) else None
+    return read_number(options.get(name, ""))
+
+
+def read_number(text: str) -> int | None:
+    """Return the number that a text is, None if it is none or has more than seven digits."""
+    return int(text) if re.fullmatch(r"[0-9]{1,7}", text) else None
 
 
 def parse_gpus(text: str | None) -> int | None:
@@ -275,14 +282,14 @@ def parse_gpus(text: str | None) -> int | None:
     if text is None:
         return None
     last = re.sub(r"\(.*\)$", "", text).rpartition(":")[2]
-    if last.isdigit():
-        return int(last)
+    if (given := read_number(last)) is not None:
+        return given
     return 1 if re.fullmatch(r"[a-zA-Z][\w.-]*", text) else None
 
 
 def parse_slurm_time(text: str) -> int | None:
     """Return the seconds of M, M:S, H:M:S, D-H, D-H:M or D-H:M:S (man sbatch)."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())
+    match = re.fullmatch(r"(?:(D)-)?(D)(?::(D))?(?::(D))?".replace("D", "[0-9]{1,7}"), text.strip())
     if match is None:
         return None
     days, first, second, third = (int(part) if part else 0 for part in match.groups())
@@ -293,11 +300,10 @@ def parse_slurm_time(text: str) -> int | None:
 
 def parse_clock(text: str) -> int | None:
     """Return the seconds of H:M:S, M:S or S."""
-    parts = text.strip().split(":")
-    if not all(part.isdigit() for part in parts):
+    if not re.fullmatch(r"[0-9]{1,7}(:[0-9]{1,7}){0,2}", text.strip()):
         return None
     seconds = 0
-    for part in parts:
+    for part in text.strip().split(":"):
         seconds = seconds * 60 + int(part)
     return seconds
 
@@ -310,5 +316,5 @@ def parse_lsf_time(text: str) -> int | None:
 
 def parse_flux_time(text: str) -> int | None:
     """Return the seconds of 90s, 60m, 2h or 1d; a number alone is minutes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    match = re.fullmatch(r"([0-9]{1,7}(?:\.[0-9]+)?)([smhd]?)", text.strip())
     return int(float(match[1]) * UNITS_S[match[2] or "m"]) if match else None

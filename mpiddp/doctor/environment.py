@@ -392,6 +392,7 @@ def inspect_folders(environ: Mapping[str, str]) -> list[Finding]:
 
 def nearest_folder(path: str) -> str:
     """Return the path, or the nearest folder above it that exists, without links."""
+    path = os.path.abspath(path)
     while not os.path.exists(path):
         path = os.path.dirname(path)
     return os.path.realpath(path)

@@ -70,7 +70,8 @@ def check_directive_text(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.ERROR, directive.line, "a comment after a directive of PBS", "qsub refuses it",
                           text)
     for number, line in enumerate(context.script.lines, 1):
-        if re.match(r"#(sbatch|SBTACH|SBACTH|SBATHC|SABTCH|SBATCh|Sbatch)\b|#SBATCH-|[ \t]+#SBATCH\s+-", line):
+        if number not in context.script.document_lines and re.match(
+                r"#(sbatch|SBTACH|SBACTH|SBATHC|SABTCH|SBATCh|Sbatch)\b|#SBATCH-|[ \t]+#SBATCH\s+-", line):
             yield Problem(Severity.ERROR, number, "not read as a directive", "it must begin with '#SBATCH '",
                           "#SBATCH " + re.sub(r"^\s*#\w+\s*", "", line))
 

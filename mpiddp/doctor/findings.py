@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from .batch_script import BatchScript, Launch, Program, Request, Scheduler
-from .directives import complete, number, parse_gpus, read_request
+from .batch_script import BatchScript, Launch, Program, Request, Scheduler, read_file
+from .directives import complete, number, parse_gpus, read_number, read_request
 from .finding import Finding, Severity
 from .launches import MPI_LAUNCHERS
 
 STARTERS = (Program.TORCHRUN, Program.TORCH_LAUNCH, Program.ACCELERATE, Program.DEEPSPEED)  # of the ranks of a node
 GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "select", "gpu")
+STEP_GPU_OPTIONS = frozenset(("gpus-per-node", "gres", "gpus", "gpus-per-task"))  # srun's take the place of sbatch's
 TASK_OPTIONS = ("ntasks-per-node", "ntasks")
 
 
@@ -66,11 +67,7 @@ class Host:
 
     def read(self, path: str) -> str | None:
         """Return a file's text, None if it cannot be read."""
-        try:
-            with open(os.path.join(self.folder, path), encoding="utf-8", errors="replace") as file:
-                return file.read()
-        except OSError:
-            return None
+        return read_file(os.path.join(self.folder, path))
 
 
 @dataclass(frozen=True)
@@ -98,11 +95,11 @@ class Step:
         total = find_option(launch.options, "num-processes")
         if value in ("gpu", "auto"):
             return request.gpus_per_node
-        if value is None and total is not None and total.isdigit() and request.nodes:
-            return int(total) // request.nodes
+        if value is None and (processes := read_number(total or "")) is not None and request.nodes:
+            return processes // request.nodes
         if value is None:
             return 1 if launch.program in (Program.TORCHRUN, Program.TORCH_LAUNCH) else None
-        return int(value) if value.isdigit() else None
+        return read_number(value)
 
 
 class Context:
@@ -178,6 +175,8 @@ def make_step(script: BatchScript, launch: Launch) -> Step:
             merged.pop("ntasks-per-node", None)
         elif "ntasks-per-node" in options and "ntasks" not in options:
             merged.pop("ntasks", None)
+        if not STEP_GPU_OPTIONS.isdisjoint(options):
+            merged = {name: value for name, value in merged.items() if name not in STEP_GPU_OPTIONS}
         merged |= options
         request = read_request(Scheduler.SLURM, merged)
         if script.scheduler is not Scheduler.SLURM and not {"ntasks", "ntasks-per-node"} & set(options):
@@ -260,7 +259,7 @@ def suggest_tasks(context: Context, step: Step, tasks: int) -> Suggestion:
 
 def parse_memory_mb(text: str) -> float | None:
     """Return a size as Slurm reads it, in MB; None if it cannot be read."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)[Bb]?", text, re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]+)?)([KMGT]?)[Bb]?", text, re.IGNORECASE)
     units = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
     return float(match[1]) * units[match[2].upper()] if match else None
 

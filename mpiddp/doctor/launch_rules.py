@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from .batch_script import SLURM_VARIABLES, Launch, Program, Scheduler
-from .directives import SLURM_FLAGS, SLURM_NAMES
+from .directives import SLURM_FLAGS, SLURM_NAMES, read_number
 from .findings import (
     STARTERS,
     Change,
@@ -210,7 +210,7 @@ def check_split_world(context: Context) -> Iterator[Problem]:
             how = "--standalone" if is_standalone else "without --nnodes" if given is None else "--nnodes=1"
             yield Problem(Severity.ERROR, launch.line, f"{launch.program.value} {how} on {nodes} nodes",
                           "each node trains alone", set_nodes(context, launch, nodes))
-        elif given.isdigit() and int(given) != nodes:
+        elif read_number(given or "") not in (None, nodes):
             yield Problem(Severity.ERROR, launch.line, f"--nnodes={given} on {nodes} nodes",
                           "torchrun waits for nodes that do not come, or leaves nodes out",
                           set_nodes(context, launch, nodes))
@@ -274,7 +274,7 @@ def check_export_none(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.ERROR, context.option_line("export"), "--export=NONE also holds for srun",
                           "the tasks get nothing of the environment that the script sets up",
                           insert_option(context, launch, "--export=ALL") or "unset SLURM_EXPORT_ENV")
-        elif own is not None and own.split(",")[0].upper() not in ("ALL", "NIL", "$") and "$" not in own:
+        elif own is not None and {"ALL", "NIL"}.isdisjoint(own.upper().split(",")) and "$" not in own:
             yield Problem(Severity.ERROR if own.upper() == "NONE" else Severity.WARNING, launch.line,
                           f"srun --export={own}",
                           "the tasks get nothing else of the environment, such as the modules' PATH",

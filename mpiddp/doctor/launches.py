@@ -49,6 +49,7 @@ JSRUN_NAMES = {"n": "nrs", "r": "rs_per_host", "a": "tasks_per_rs", "c": "cpu_pe
                "d": "launch_distribution", "p": "np"}
 REPEATED = ("setopt", "x", "mca", "genv", "env")  # options that may be given several times, each for something else
 MAX_DEPTH = 5  # of shell scripts that start shell scripts
+MAX_FOLLOWED = 100  # shell scripts and texts that launches run
 
 
 class Program(enum.Enum):
@@ -133,6 +134,7 @@ class Reader:
                  open_script: Callable[[str], str | None]) -> None:
         self._environment, self._is_empty, self._open_script = environment, is_empty, open_script
         self.notes: list[tuple[int, str]] = []
+        self._followed = 0
 
     def read(self, command: Command, depth: int = 0) -> Launch | None:
         """Return the launch that a command is, None if it is none."""
@@ -199,7 +201,8 @@ class Reader:
                 return base
         if text is None:
             text = command.input_text
-        if text is None or depth >= MAX_DEPTH:
+        self._followed += 1
+        if text is None or depth >= MAX_DEPTH or self._followed > MAX_FOLLOWED:
             return base
         shell = Shell({**self._environment}, self._is_empty, parameters)
         try:
@@ -230,7 +233,9 @@ def find_shell_text(words: Sequence[str]) -> tuple[str, str | None, list[str]]:
             return "", rest[0], list(rest[2:])
         if option in ("-o", "+o", "--rcfile", "--init-file") and rest:
             rest.pop(0)
-    return (rest[0], None, rest[1:]) if rest else ("", None, [])
+    if rest and rest[0] not in ("-", "/dev/stdin"):
+        return rest[0], None, rest[1:]
+    return "", None, rest[1:]
 
 
 def split_supervise(words: list[Word]) -> tuple[list[Word], tuple[str, ...] | None]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from .batch_script import Launch, Program, Scheduler
+from .directives import number, read_number
 from .findings import (
     GPU_OPTIONS,
     STARTERS,
@@ -235,14 +236,14 @@ def check_hyper_threads(context: Context) -> Iterator[Problem]:
                           f"--{name} counts hardware threads as cores",
                           "two threads of a rank share a core, which slows training down",
                           "#SBATCH --hint=nomultithread")
-        elif per_core.isdigit() and int(per_core) > 1:
+        elif (read_number(per_core) or 0) > 1:
             yield Problem(Severity.WARNING, context.option_line("ntasks-per-core") or step.launch.line,
                           f"--ntasks-per-core={per_core} puts {per_core} ranks on one core",
                           "they slow each other down", "#SBATCH --hint=nomultithread")
-        threads = context.script.variables.get("OMP_NUM_THREADS", "")
+        threads = read_number(context.script.variables.get("OMP_NUM_THREADS", "")) or 0
         cores = step.request.cpus_per_task
         ranks = step.processes_per_node if step.launch.program in STARTERS and step.request.tasks_per_node == 1 else 1
-        if threads.isdigit() and cores and ranks and int(threads) * ranks > cores and int(threads) > 1:
+        if threads > 1 and cores and ranks and threads * ranks > cores:
             yield Problem(Severity.WARNING, context.script.variable_lines["OMP_NUM_THREADS"],
                           f"OMP_NUM_THREADS={threads} for {count(cores // ranks or 1, 'core')} per rank",
                           "more threads than cores slow a rank down",
@@ -265,12 +266,12 @@ def check_memory(context: Context) -> Iterator[Problem]:
         size, text = parse_memory_mb(options[name]), options[name]
         if not size:  # 0 is all memory of the node
             continue
-        if text.isdigit() and size < 1024:
+        if name != "mem-per-cpu" and text.isdigit() and size < 1024:
             yield Problem(Severity.ERROR, context.option_line(name), f"--{name}={text} is {text} MB",
                           "a size without a unit is in MB; torch alone needs more", f"#SBATCH --{name}={text}G")
             continue
         per_node = {"mem": 1, "mem-per-gpu": context.script.request.gpus_per_node,
-                    "mem-per-cpu": (context.script.request.cpus_per_task or 1)
+                    "mem-per-cpu": (context.script.request.cpus_per_task or int("exclusive" not in options))
                     * (context.script.request.tasks_per_node or 0)}[name]
         ranks = max([step.processes_per_node or 0 for step in context.steps if step.launch.launcher], default=0)
         if per_node and ranks and size * per_node / ranks < MIN_MB_PER_RANK and context.script.request.gpus_per_node:
@@ -315,22 +316,22 @@ def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
     job = context.script.request
     for step in context.steps:
         launch, options = step.launch, step.launch.launcher_options
-        ranks = options.get("ntasks", "")
-        if not is_mpirun(launch) or not ranks.isdigit() or {"hostfile", "hosts", "oversubscribe"} & set(options):
+        ranks = number(options, "ntasks")
+        if not is_mpirun(launch) or ranks is None or {"hostfile", "hosts", "oversubscribe"} & set(options):
             continue
-        per_node = options.get("ntasks-per-node", "")
-        if per_node.isdigit() and job.nodes and int(per_node) * job.nodes != int(ranks):
+        per_node = number(options, "ntasks-per-node")
+        if per_node is not None and job.nodes and per_node * job.nodes != ranks:
             yield Problem(Severity.ERROR, launch.line, f"{ranks} ranks, but {per_node} on each of "
                           f"{count(job.nodes, 'node')}", "nodes get different numbers of ranks, or the start fails",
-                          change_line(context, launch, rf"-np?[= ]{ranks}\b", f"-n {int(per_node) * job.nodes}")
-                          or f"{launch.launcher} -n {int(per_node) * job.nodes}")
-        elif not per_node and job.tasks and int(ranks) != job.tasks and not (
+                          change_line(context, launch, rf"-np?[= ]{ranks}\b", f"-n {per_node * job.nodes}")
+                          or f"{launch.launcher} -n {per_node * job.nodes}")
+        elif not options.get("ntasks-per-node") and job.tasks and ranks != job.tasks and not (
                 context.script.scheduler is Scheduler.SLURM and "ntasks" not in context.script.options
-                and "ntasks-per-node" not in context.script.options and job.nodes == 1 and int(ranks) == 1):
-            is_more = int(ranks) > job.tasks
+                and "ntasks-per-node" not in context.script.options and job.nodes == 1 and ranks == 1):
+            is_more = ranks > job.tasks
             yield Problem(
                 Severity.ERROR if is_more else Severity.WARNING, launch.line,
-                f"{launch.launcher} starts {count(int(ranks), 'rank')}, but the job has {count(job.tasks, 'task')}",
+                f"{launch.launcher} starts {count(ranks, 'rank')}, but the job has {count(job.tasks, 'task')}",
                 "the job has too few slots for the ranks, and the start fails" if is_more else
                 f"the other tasks' cores and GPUs are idle; without -n, {launch.launcher} starts one rank per task",
                 change_line(context, launch, rf"\s--?np?[= ]({ranks}\b|\"?\$\{{?\w+\}}?\"?)", ""))

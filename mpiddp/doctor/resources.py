@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from .batch_script import BatchScript, Launch, Program, Scheduler
+from .directives import read_number
 
 CHECK = "# check: "
 SPELLINGS = {"ntasks-per-node": "(--ntasks-per-node|--tasks-per-node)", "ntasks": "(--ntasks|-n)",
@@ -18,10 +19,10 @@ def count_ranks_per_node(script: BatchScript, launch: Launch) -> int | None:
         return None
     options, gpus = read_torch_options(launch), script.request.gpus_per_node
     if launch.program is Program.ACCELERATE:
-        total, nodes = as_number(options.get("num-processes", "")), as_number(options.get("num-machines", ""))
+        total, nodes = read_number(options.get("num-processes", "")), read_number(options.get("num-machines", ""))
         nodes = nodes or script.request.nodes
-        return total // nodes if total and nodes and total % nodes == 0 else gpus
-    return as_number(options.get("nproc-per-node", "1")) or gpus
+        return total // nodes if total and nodes and total % nodes == 0 else gpus or None
+    return read_number(options.get("nproc-per-node", "1")) or gpus or None
 
 
 def read_torch_options(launch: Launch) -> dict[str, str]:
@@ -38,14 +39,9 @@ def read_torch_options(launch: Launch) -> dict[str, str]:
     return options
 
 
-def as_number(text: str) -> int | None:
-    """Return a number, None if the text is none."""
-    return int(text) if text.isdecimal() else None
-
-
 def count_cores(script: BatchScript) -> int | None:
     """Return the cores of a task of the recipe: sbatch's number, or the launcher's; None if there is none."""
-    launcher = (as_number(launch.launcher_options.get("cpus-per-task", "")) for launch in script.launches)
+    launcher = (read_number(launch.launcher_options.get("cpus-per-task", "")) for launch in script.launches)
     return script.request.cpus_per_task or next(filter(None, launcher), None)
 
 

@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MAX_CALL_DEPTH = 20
+MAX_STATEMENTS = 10_000  # that are followed, each call of a function anew
+MAX_EXPANDED_CHARS = 1_000_000  # of all expansions of variables together
+MAX_CUT_CHARS = 1_000  # of a value of which a part is cut
 MAX_REPAIRS = 5  # of a text that the parser reads in a wrong way
 MARK = re.compile("\ue000(\\d+)\ue001")  # stands for an unknown part of a value: its index in Shell.unknown
 NAME = r"[A-Za-z_]\w*"
+PARAMETER = re.compile("[1-9][0-9]{0,6}|[@*#]")
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
 ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv, "%": operator.mod,
@@ -144,6 +148,16 @@ def find_joined_lines(node: Node) -> Iterator[int]:
         yield from find_joined_lines(child)
 
 
+def find_document_lines(root: Node) -> Iterator[int]:
+    """Yield the lines of the here documents."""
+    nodes = [root]
+    while nodes:
+        node = nodes.pop()
+        if node.type == "heredoc_body":
+            yield from range(node.start_point.row + 1, node.end_point.row + 2)
+        nodes += node.children
+
+
 def find_errors(node: Node) -> Iterator[Node]:
     """Yield the nodes at which the parser could not read the text."""
     if not node.has_error:
@@ -182,6 +196,7 @@ class Shell:
         self._folder: str | None = ""
         self._line: int | None = None  # of the eval whose text is followed
         self._loops = 0
+        self._statements = self._expanded_chars = 0
         self._has_ended = False
 
     def follow(self, root: Node) -> None:
@@ -199,6 +214,12 @@ class Shell:
                 self._visit(node, is_background)
 
     def _visit(self, node: Node, is_background: bool = False) -> None:
+        self._statements += 1
+        if self._statements > MAX_STATEMENTS:
+            if self._statements == MAX_STATEMENTS + 1:
+                self._note(node, f"the rest of a script with more than {MAX_STATEMENTS} statements")
+            self._has_ended = True
+            return
         handler = getattr(self, f"_visit_{node.type}", None)
         if node.type in ("command", "redirected_statement"):
             self._visit_command(node, is_background)
@@ -554,11 +575,16 @@ class Shell:
         return re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""), flags=re.DOTALL)
 
     def _expand_variable(self, node: Node) -> Value:
-        """Return the value of `$NAME`, `${NAME}` or `${NAME…}`."""
+        """Return the value of `$NAME`, `${NAME}` or `${NAME…}`, which is unknown if all values are too long."""
         text = read_text(node).strip()
+        value = self._find_value(node, text)
+        self._expanded_chars += sum(len(element) + 1 for element in as_list(value))
+        return value if self._expanded_chars <= MAX_EXPANDED_CHARS else self._mark(text)
+
+    def _find_value(self, node: Node, text: str) -> Value:
         if match := re.fullmatch(r"\$(\w+|[@*#?!$-])|\$\{(\w+|[@*#?!$-])\}", text):
             return self._value_of(match[1] or match[2], text)
-        if match := re.fullmatch(rf"\$\{{(#?)({NAME})\[([@*]|\d+)\]\}}", text):
+        if match := re.fullmatch(rf"\$\{{(#?)({NAME})\[([@*]|[0-9]{{1,7}})\]\}}", text):
             return self._element_of(match[2], match[3], bool(match[1]), text)
         if match := re.match(r"\$\{(\w+)(:?[-=+?])", text):
             return self._default_of(node, match[1], match[2], text)
@@ -567,7 +593,7 @@ class Shell:
         return self._mark(text)
 
     def _value_of(self, name: str, source: str) -> Value:
-        if self._parameters is not None and (name.isdigit() or name in ("@", "*", "#")) and name != "0":
+        if self._parameters is not None and PARAMETER.fullmatch(name):
             if name == "#":
                 return str(len(self._parameters))
             if name == "@":
@@ -592,7 +618,7 @@ class Shell:
         names = [child.type for child in node.children]
         position = names.index(sign) if sign in names else len(names)
         default = "".join(self._join(child) for child in node.children[position + 1:-1])
-        is_parameter = self._parameters is not None and name.isdigit()
+        is_parameter = self._parameters is not None and name[0].isdigit()
         is_known = name in self.variables or is_parameter or self._is_empty(name)
         if not is_known:
             return self._mark(source)
@@ -605,7 +631,7 @@ class Shell:
 
     def _cut(self, value: str, sign: str, pattern: str, source: str) -> str:
         """Return a value without the part at its begin (#) or end (%) that matches a pattern."""
-        if MARK.search(value):
+        if MARK.search(value) or len(value) > MAX_CUT_CHARS:
             return self._mark(source)
         lengths = [length for length in range(len(value) + 1) if fnmatch.fnmatchcase(
             value[:length] if sign[0] == "#" else value[len(value) - length:], pattern)]
@@ -629,7 +655,7 @@ class Shell:
             first, second = self._calculate(left), self._calculate(right)
             if calculate is None or first is None or second is None or (second == 0 and sign.type in "/%"):
                 return None
-            return calculate(first, second) if abs(second) < 2**31 and sign.type != "**" else None
+            return calculate(first, second) if max(abs(first), abs(second)) < 2**31 and sign.type != "**" else None
         if node.type in ("variable_name", "word") and re.fullmatch(NAME, read_text(node)):
             return as_number(self._text_of(read_text(node)))
         return as_number(self._join(node))

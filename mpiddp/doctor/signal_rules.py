@@ -17,7 +17,7 @@ RESUBMIT = r"(sbatch|qsub|bsub|flux\s+batch)\s+.*(\$0|\$\{0\}|BASH_SOURCE)"
 
 def read_signal(context: Context) -> tuple[bool, str, int] | None:
     """Return whether --signal is for the batch shell, its name, and its seconds before the walltime, or None."""
-    match = re.fullmatch(r"(?:(R?B?R?):)?(?:SIG)?(\w+)(?:@(\d+))?", context.script.options.get("signal", ""))
+    match = re.fullmatch(r"(?:(R?B?R?):)?(?:SIG)?(\w+)(?:@([0-9]{1,7}))?", context.script.options.get("signal", ""))
     if context.script.scheduler is not Scheduler.SLURM or match is None:
         return None
     return "B" in (match[1] or ""), match[2].upper(), int(match[3] or DEFAULT_SIGNAL_S)
@@ -97,7 +97,7 @@ def stop_before(step: Step) -> float:
     """Return the seconds of --stop-before, 0 if it is not given."""
     value = find_option((*step.launch.options, *(step.launch.supervised or ())), "stop-before")
     value = value or step.launch.assignments.get("MPIDDP_STOP_BEFORE") or ""
-    return float(value) if re.fullmatch(r"\d+(\.\d+)?", value) else 0.0
+    return float(value) if re.fullmatch(r"[0-9]{1,7}(\.[0-9]+)?", value) else 0.0
 
 
 @rule("should-stop", "--stop-before or --signal for a script that never asks whether it should stop")
