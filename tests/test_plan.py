@@ -139,6 +139,15 @@ def test_options_that_ranks_have_to_have_alike() -> None:
         problems.check_options([host(0), host(1)._replace(options={"backend": "mpi"})])
     assert caught.value.actual == message(
         "launch/options_differ", option="backend", value="not set", other="mpi", rank="rank 1 on n1")
+    profile = host(0)._replace(
+        options={"log_dir": "set"}, site_file="/etc/site.toml", site_options={"log-dir": "/logs"})
+    with pytest.raises(LaunchError, match="options-differ") as caught:
+        problems.check_options([profile, host(1)])
+    assert caught.value.actual == message(
+        "launch/profiles_differ", option="log_dir", value="set", other="not set", rank="rank 1 on n1",
+        file="/etc/site.toml", host="n0", other_file="none", other_host="n1")
+    assert "MPIDDP_SITE=" in caught.value.do
+    problems.check_options([profile, profile._replace(site_options={"stall": "5"})])
     assert LaunchConfig().job_wide_options() == {}
     assert LaunchConfig(log_dir="/a", port=29500, prefix=True, init=False).job_wide_options() == {
         "init": "False", "log_dir": "set"}

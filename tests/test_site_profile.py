@@ -532,6 +532,18 @@ def test_a_bad_profile_is_one_warning(quick: Mpi, file: Path, kind: str) -> None
         assert fields["problem"] == message("site/open_file")
 
 
+def test_a_profile_that_one_rank_lacks_is_named(quick: Mpi, file: Path) -> None:
+    file.write_text(HEAD + f"[folders]\nlog = '{file.parent}/logs'\n")
+    need(quick.missing())
+    command = mpiexec_command(quick, 1, "-m", "mpiddp", "-c", PRINTS)
+    rank = command[command.index("-n") + 2:]
+    done = check(processes.run(
+        *command, ":", "-n", "1", "env", "MPIDDP_SITE=", *rank, timeout=100, cwd=ROOT,
+        env={**single_node_environ(quick), **on_path(ROOT), "MPIDDP_SITE": str(file), "SHOWN": "A"}), 3)
+    (fields,) = find("launch/profiles_differ", done.stderr, option="log_dir")
+    assert (fields["file"], fields["other_file"]) == (str(file), "none")
+
+
 def test_what_the_profile_asks_for_in_vain_is_one_warning_each(quick: Mpi, file: Path) -> None:
     file.write_text(HEAD + "[[check]]\nmodule = 'plugin'\nreason = 'TCP is slow'\n[options]\nstal = 1\nshow = 'fold'\n"
                     f"fold-window = 2\n[caches]\nCACHE = '{file}/x'\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.config import LaunchConfig
 from ..base.files import find_risk, format_os_error, walk_path
@@ -27,6 +27,13 @@ class AppliedSite(NamedTuple):
     profile: SiteProfile | None = None
     settings: tuple[SiteSetting, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    def list_facts(self) -> dict[str, Any]:
+        """Return what rank 0 must know, by the fields of HostFacts."""
+        if self.profile is None:
+            return {"site_warnings": self.warnings}
+        return {"site_warnings": self.warnings, "site_file": self.profile.file,
+                "site_options": {**self.profile.options, "log-dir": self.profile.log_folder}}
 
     def explain(self, config: LaunchConfig) -> dict[str, str]:
         """Return a line on each variable and option of the profile, by its name."""

@@ -56,7 +56,7 @@ class HostFacts(NamedTuple):
     `given_gpus` on this node and `task_gpus` to each task, 0 if unknown.
 
     `stop_in_s` is the time until --stop-before stops the job, None if this rank does not know it. `site_warnings` are
-    those of the site profile.
+    those of the site profile `site_file`, `site_options` the defaults of options in it, as written.
     """
 
     hostname: str
@@ -84,6 +84,8 @@ class HostFacts(NamedTuple):
     hidden: str = ""
     stop_in_s: float | None = None
     site_warnings: tuple[str, ...] = ()
+    site_file: str = ""
+    site_options: Mapping[str, str] = {}
 
 
 def collect_host_facts(comm: MPI.Comm, config: LaunchConfig, stop_in_s: float | None = None) -> HostFacts:
