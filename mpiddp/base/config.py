@@ -152,7 +152,7 @@ class LaunchConfig(NamedTuple):
     stage_keep: bool = False  # the staged environment stays there at the end
     unknown_variables: tuple[str, ...] = ()  # that look like an option's
     site_options: tuple[str, ...] = ()  # with the site profile's value, as in --stall=600
-    site_conflict: str = ""  # why those are not used
+    site_conflicts: tuple[str, ...] = ()  # which of the profile's options are not used, and why
 
     def job_wide_options(self) -> dict[str, str]:
         """Return the options on which all ranks must agree, those that are not at their defaults."""

@@ -73,15 +73,23 @@ def expand(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
 def find_state_folder(environ: Mapping[str, str]) -> str:
     """Return the centre's folder for what mpiddp keeps for this user, empty for the usual ones."""
     profile = load_site(environ).profile
-    return expand_folder(profile.state_folder, environ) if profile else ""
+    return expand_folder(profile.state_folder, environ)[0] if profile else ""
 
 
 def find_staging_folder(environ: Mapping[str, str]) -> str:
     """Return the centre's folder for staged environments, empty for the usual ones."""
     profile = load_site(environ).profile
-    return expand_folder(profile.staging_folder, environ) if profile else ""
+    return expand_folder(profile.staging_folder, environ)[0] if profile else ""
 
 
-def expand_folder(folder: str, environ: Mapping[str, str]) -> str:
-    """Return a folder of the profile, empty if it has none or names a variable that is not set."""
-    return expand(folder, environ)[0]
+def expand_folder(folder: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return a folder of the profile, and why it cannot be used; the folder is empty then, or if there is none."""
+    path, missing = expand(folder, drop_empty(environ))
+    if missing:
+        return "", f"${missing} is {'empty' if missing in environ else 'not set'}"
+    return ("", f"{path} is not an absolute path") if path and not path.startswith("/") else (path, "")
+
+
+def drop_empty(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are not empty: the others name no folder."""
+    return {name: value for name, value in environ.items() if value}
