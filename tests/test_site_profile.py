@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.base.config import LaunchConfig, Script
+from mpiddp.base.config import SITE_PREFIX_FILE, LaunchConfig, Script
 from mpiddp.base.errors import LaunchError
 from mpiddp.bootstrap.refusal import format_refusal
 from mpiddp.bootstrap.site import make_cache_folder
@@ -251,6 +251,31 @@ def test_another_users_file_is_not_read(file: Path) -> None:
     os.chown(file, 12345, -1)
     assert load_profile(str(file)).problem == (
         f"{file} is not used: " + message("site/foreign_file", owner="user 12345"))
+
+
+def test_the_environments_file_may_belong_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need(["root"] if os.geteuid() else [])
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    own = tmp_path / SITE_PREFIX_FILE
+    own.parent.mkdir(parents=True)
+    own.write_text(HEAD)
+    own.chmod(0o644)
+    for path in (own, own.parent, own.parent.parent, tmp_path):
+        os.chown(path, 12345, -1)
+    assert load_profile(str(own)) == site_profile.Site(read_profile(str(own)))
+    load_profile.cache_clear()
+    own.chmod(0o664)
+    assert load_profile(str(own)).problem == f"{own} is not used: {message('site/open_file')}"
+    load_profile.cache_clear()
+    own.chmod(0o644)
+    os.chown(own, 12346, -1)
+    assert load_profile(str(own)).problem == f"{own} is not used: " + message("site/foreign_file", owner="user 12346")
+    os.chown(own, 12345, -1)
+    load_profile.cache_clear()
+    (other := tmp_path / "other.toml").write_text(HEAD)
+    os.chown(other, 12345, -1)
+    assert load_profile(str(other)).problem == (
+        f"{other} is not used: " + message("site/foreign_file", owner="user 12345"))
 
 
 def test_a_link_that_another_user_may_have_made_is_not_followed(tmp_path: Path, file: Path) -> None:

@@ -17,6 +17,7 @@ AUTO_FOLDER = "auto"  # for --stage
 STANDARD_INPUT = "-"  # instead of a script's path
 RESTART_VARIABLE = "MPIDDP_RESTART_COUNT"  # which mpiddp.supervise sets
 SITE_VARIABLE = "MPIDDP_SITE"  # names the site profile; empty: none is wanted
+SITE_PREFIX_FILE = "share/mpiddp/site.toml"  # the site profile in the folder of Python's environment
 RUNNING_SUFFIX = ".running"  # of the file beside a supervised job's report that exists until the job ends in order
 STEPS_SUFFIX = ".steps"  # of the file with the number of steps of a job that ended in order, or that ranks stopped
 

@@ -11,13 +11,12 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..base.config import SITE_VARIABLE
+from ..base.config import SITE_PREFIX_FILE, SITE_VARIABLE
 
 if TYPE_CHECKING:
     from .site_schema import SiteProfile
 
 ETC_FILE = "/etc/mpiddp/site.toml"
-PREFIX_FILE = "share/mpiddp/site.toml"  # in the folder of Python's environment
 
 
 class Site(NamedTuple):
@@ -40,7 +39,7 @@ def find_profile(environ: Mapping[str, str]) -> str:
     """
     if SITE_VARIABLE in environ:
         return os.path.abspath(environ[SITE_VARIABLE]) if environ[SITE_VARIABLE] else ""
-    files = ETC_FILE, os.path.join(sys.prefix, PREFIX_FILE)
+    files = ETC_FILE, os.path.join(sys.prefix, SITE_PREFIX_FILE)
     return next(filter(os.path.lexists, files), "")
 
 
