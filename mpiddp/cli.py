@@ -147,19 +147,24 @@ def read_settings(environ: Mapping[str, str]) -> LaunchConfig:
 def parse_options(ours: Sequence[str], environ: Mapping[str, str]) -> tuple[Parser, argparse.Namespace]:
     """Return the parser, and the options of the command line, or else of variables, or else of the site profile.
 
-    The profile's are left out if they do not go together with the others.
+    Those of the profile that do not go together with the others are left out.
     """
-    defaults = read_site_defaults(environ)
-    parser = build_parser({**defaults, **environ})
-    options = parser.parse_args(ours)
-    options.site_conflict = find_conflict(options) if defaults else ""
-    if options.site_conflict:
-        defaults, parser = {}, build_parser(environ)
-        parser.parse_args(ours, options := argparse.Namespace(site_conflict=options.site_conflict))
-    options.site_options = tuple(
-        f"--{name}={defaults[variable_name(name)]}" for name in (*OPTIONS, *FLAGS)
-        if variable_name(name) in defaults.keys() - environ.keys()
-        and not any(word.partition("=")[0] == f"--{name}" for word in ours))
+    given = {variable_name(word.partition("=")[0][2:]) for word in ours if word.startswith("--")}
+    defaults = {variable: text for variable, text in read_site_defaults(environ).items()
+                if variable not in environ and variable not in given}
+    site = {name: defaults[variable_name(name)] for name in (*OPTIONS, *FLAGS) if variable_name(name) in defaults}
+    conflicts: list[str] = []
+    while True:
+        parser = build_parser({**{variable_name(name): text for name, text in site.items()}, **environ})
+        options = parser.parse_args(ours)
+        conflict = find_conflict(options) if site else ""
+        unused = [name for name in site if f"--{name} " in conflict.replace(":", " ")]
+        if not unused:
+            break
+        conflicts += [f"[options] {name} is not used: {conflict}" for name in unused]
+        site = {name: text for name, text in site.items() if name not in unused}
+    options.site_conflicts = tuple(conflicts)
+    options.site_options = tuple(f"--{name}={text}" for name, text in site.items())
     return parser, options
 
 

@@ -164,7 +164,7 @@ def meet(
     rank0 = BootstrapHost(rendezvous, config, sentinel)  # its methods run on rank 0 only
     timeline.begin_stage("facts")
     facts = collect_host_facts(comm, config, stop.left_s() if stop else None)
-    facts = facts._replace(site_warnings=site.applied.warnings)
+    facts = facts._replace(**site.applied.list_facts())
     host, target = rendezvous.exchange("collecting host facts", facts, rank0.plan_hosts)  # 3
     timeline.begin_stage("variables and cores")
     prober = AddressProber(target, facts.interfaces) if target else None

@@ -14,7 +14,7 @@ from mpiddp.discovery.gpus import Gpu
 from mpiddp.planning.job import Placement
 from mpiddp.reporting.map import draw_svg, fold_devices, format_map, list_records, shorten_model
 from tests.cluster import Cluster
-from tests.messages import message
+from tests.messages import find, message
 from tests.support import EXAMPLES, MPIS, Mpi, check, mpiexec, srun
 
 pytestmark = pytest.mark.light
@@ -130,6 +130,13 @@ def test_a_job_prints_its_map_unless_it_shall_be_quiet(quick: Mpi) -> None:
 
 
 @pytest.mark.thorough("the same on one node")
+@pytest.mark.parametrize(("option", "is_there"), [("--interface=lo", True), ("--interface=nosuch0", False)])
+def test_a_job_of_one_node_reads_its_interfaces_if_one_is_named(quick: Mpi, option: str, is_there: bool) -> None:
+    done = check(mpiexec(quick, 2, option, HELLO))
+    warnings = find("launch/interface_unused", done.stderr, options=option)
+    assert ["lo 127.0.0.1" in fields["interfaces"] for fields in warnings] == [True] * (not is_there)
+
+
 def test_the_map_of_three_nodes_in_a_file(cluster: Cluster) -> None:
     file = Path("/tmp/map.json")  # node1's own
     read = f"import json; print(json.dumps(json.load(open('{file}'))))"

@@ -114,13 +114,17 @@ def test_ipv4_goes_before_ipv6_and_ipv6_serves_alone() -> None:
 
 @pytest.mark.parametrize(("interface", "address", "options"), [
     ("ib9", None, "--interface=ib9"), (None, "10.9.9.9", "--master-addr=10.9.9.9"),
-    ("eth", None, ""), ("lo", None, ""), ("10.0.0.0/16", "10.0.0.1", ""), (None, None, "")])
+    ("eth", None, ""), ("10.0.0.0/16", "10.0.0.1", ""), (None, None, ""), ("lo", None, ""), ("127.0.0.0/8", None, ""),
+    (None, "127.0.0.1", ""), (None, "127.0.1.1", ""), (None, "::1", ""), (None, "localhost", ""), (None, "a", ""),
+    ("lo", "10.0.0.1", "--interface=lo --master-addr=10.0.0.1")])
 def test_a_network_that_the_only_node_lacks(interface: str | None, address: str | None, options: str) -> None:
-    """The job runs all the same, over loopback."""
+    """The job runs all the same, over loopback; a name may be the node's own."""
     facts = [host(0, "a", LO, nic("eth0", "10.0.0.1", "10.0.0.0/24"))] * 2
     warnings = job.plan_pre_torch(facts, LaunchConfig(interface=interface, master_addr=address))[0].warnings
     words = message("launch/interface_unused", options=options, host="a", interfaces="lo 127.0.0.1, eth0 10.0.0.1")
     assert [line for line in warnings if line.startswith("no-interface")] == [words] * bool(options)
+    unread = job.plan_pre_torch([host()], LaunchConfig(interface=interface, master_addr=address))[0].warnings
+    assert not any(line.startswith("no-interface") for line in unread)
 
 
 def test_options_that_ranks_have_to_have_alike() -> None:
@@ -135,6 +139,15 @@ def test_options_that_ranks_have_to_have_alike() -> None:
         problems.check_options([host(0), host(1)._replace(options={"backend": "mpi"})])
     assert caught.value.actual == message(
         "launch/options_differ", option="backend", value="not set", other="mpi", rank="rank 1 on n1")
+    profile = host(0)._replace(
+        options={"log_dir": "set"}, site_file="/etc/site.toml", site_options={"log-dir": "/logs"})
+    with pytest.raises(LaunchError, match="options-differ") as caught:
+        problems.check_options([profile, host(1)])
+    assert caught.value.actual == message(
+        "launch/profiles_differ", option="log_dir", value="set", other="not set", rank="rank 1 on n1",
+        file="/etc/site.toml", host="n0", other_file="none", other_host="n1")
+    assert "MPIDDP_SITE=" in caught.value.do
+    problems.check_options([profile, profile._replace(site_options={"stall": "5"})])
     assert LaunchConfig().job_wide_options() == {}
     assert LaunchConfig(log_dir="/a", port=29500, prefix=True, init=False).job_wide_options() == {
         "init": "False", "log_dir": "set"}

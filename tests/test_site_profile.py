@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import stat
@@ -11,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.base.config import LaunchConfig, Script
+from mpiddp.base.config import SITE_PREFIX_FILE, LaunchConfig, Script
 from mpiddp.base.errors import LaunchError
 from mpiddp.bootstrap.refusal import format_refusal
 from mpiddp.bootstrap.site import make_cache_folder
 from mpiddp.cli import read_config
 from mpiddp.discovery import site_profile
 from mpiddp.discovery.launchers import count_nodes
-from mpiddp.discovery.site_profile import expand, find_profile, load_profile
+from mpiddp.discovery.site_profile import expand, expand_folder, find_profile, load_profile
 from mpiddp.discovery.site_schema import (
     Conditions,
     ProfileError,
@@ -252,6 +253,31 @@ def test_another_users_file_is_not_read(file: Path) -> None:
         f"{file} is not used: " + message("site/foreign_file", owner="user 12345"))
 
 
+def test_the_environments_file_may_belong_to_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need(["root"] if os.geteuid() else [])
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    own = tmp_path / SITE_PREFIX_FILE
+    own.parent.mkdir(parents=True)
+    own.write_text(HEAD)
+    own.chmod(0o644)
+    for path in (own, own.parent, own.parent.parent, tmp_path):
+        os.chown(path, 12345, -1)
+    assert load_profile(str(own)) == site_profile.Site(read_profile(str(own)))
+    load_profile.cache_clear()
+    own.chmod(0o664)
+    assert load_profile(str(own)).problem == f"{own} is not used: {message('site/open_file')}"
+    load_profile.cache_clear()
+    own.chmod(0o644)
+    os.chown(own, 12346, -1)
+    assert load_profile(str(own)).problem == f"{own} is not used: " + message("site/foreign_file", owner="user 12346")
+    os.chown(own, 12345, -1)
+    load_profile.cache_clear()
+    (other := tmp_path / "other.toml").write_text(HEAD)
+    os.chown(other, 12345, -1)
+    assert load_profile(str(other)).problem == (
+        f"{other} is not used: " + message("site/foreign_file", owner="user 12345"))
+
+
 def test_a_link_that_another_user_may_have_made_is_not_followed(tmp_path: Path, file: Path) -> None:
     need(["root"] if os.geteuid() else [])
     file.write_text(HEAD)
@@ -313,12 +339,12 @@ def test_the_first_entry_that_fits_counts_and_the_users_own_stays() -> None:
                  SiteVariable("A", "3", "never"), SiteVariable("OWN", "x", "own", harmful_if_different=True),
                  SiteVariable("SAME", "x", "same"), SiteVariable("EMPTY", "x", "empty"),
                  SiteVariable("PLACE", "/s/$WHO/${WHO}$$", "place"), SiteVariable("LOST", "$NOBODY/x", "lost"))
-    profile = PROFILE._replace(variables=variables, caches={"CACHE": "/tmp/$WHO"})
+    profile = PROFILE._replace(variables=variables, caches={"CACHE": "/tmp/$WHO", "NO_CACHE": "$EMPTY"})
     environ = {"OWN": "y", "SAME": "x", "EMPTY": "", "WHO": "me"}
     settings = choose_settings(profile, JOB, environ)
     assert {setting.name: setting.value for setting in settings if setting.is_set} == {
         "A": "2", "PLACE": "/s/me/me$", "CACHE": "/tmp/me"}
-    assert [setting.name for setting in settings if setting.is_cache] == ["CACHE"]
+    assert [setting.missing for setting in settings if setting.is_cache] == ["", "EMPTY"]
     (warning,) = warn_different_variables(profile, settings)
     assert f"mpiddp: warning: {warning}" == message(
         "site/different_variable", item="OWN", value="y", site="Testbed", needed="x", reason="own")
@@ -386,8 +412,30 @@ def test_options_of_the_profile_that_do_not_go_with_the_users_are_left_out(file:
     file.write_text(HEAD + "[options]\nshow = 'fold'\nfold-window = 2\nstall = 600\n")
     assert config(file).fold_window_s == 2
     job = config(file, "--show=0")
-    assert (job.stall_s, job.site_options) == (None, ())
-    assert "--fold-window" in job.site_conflict
+    assert (job.stall_s, job.site_options) == (600, ("--stall=600",))
+    (conflict,) = job.site_conflicts
+    assert len(find("site/wrong_option", f"mpiddp: warning: site-profile: f: {conflict}", item="fold-window")) == 1
+    with pytest.raises(argparse.ArgumentTypeError, match="--stall-abort"):
+        config(file, "--stall-abort", MPIDDP_STALL="")
+
+
+def test_options_for_logs_are_left_out_with_their_folder(file: Path) -> None:
+    file.write_text(HEAD + "[folders]\nlog = '$WHO/logs'\n"
+                    "[options]\nlog-max-bytes = '1M'\nlog-compress = 'gzip'\nstall = 600\n")
+    assert config(file, WHO="/me").site_options == (
+        "--stall=600", "--log-dir=/me/logs", "--log-compress=gzip", "--log-max-bytes=1M")
+    job = config(file)
+    assert (job.log_dir, job.site_options, len(job.site_conflicts)) == ("", ("--stall=600",), 2)
+    assert config(file, "--log-dir=/x").site_conflicts == ()
+
+
+@pytest.mark.parametrize(("folder", "problem"), [
+    ("/a/$NOBODY", message("site/variable_not_set", item="NOBODY")),
+    ("/a/$EMPTY", message("site/variable_empty", item="EMPTY")),
+    ("$PART/b", message("site/folder_not_absolute", folder="a/b")), ("/a/$PART", ""), ("", "")])
+def test_a_folder_must_be_absolute_after_its_variables(folder: str, problem: str) -> None:
+    path = folder.replace("$PART", "a") * (not problem)
+    assert expand_folder(folder, {"PART": "a", "EMPTY": ""}) == (path, problem)
 
 
 def test_wrong_options_are_left_out_and_named(file: Path) -> None:
@@ -420,6 +468,7 @@ def test_a_cache_folder_is_the_users_own(tmp_path: Path) -> None:
     assert make_cache_folder(str(tmp_path / "a/b")) == ""
     assert stat.S_IMODE((tmp_path / "a/b").stat().st_mode) == 0o700
     assert make_cache_folder(str(tmp_path / "a/b")) == ""
+    assert message("site/folder_not_absolute", folder="it") == make_cache_folder("a/b")
     (tmp_path / "file").touch()
     assert make_cache_folder(str(tmp_path / "file/c")) != ""
 
@@ -532,15 +581,29 @@ def test_a_bad_profile_is_one_warning(quick: Mpi, file: Path, kind: str) -> None
         assert fields["problem"] == message("site/open_file")
 
 
+def test_a_profile_that_one_rank_lacks_is_named(quick: Mpi, file: Path) -> None:
+    file.write_text(HEAD + f"[folders]\nlog = '{file.parent}/logs'\n")
+    need(quick.missing())
+    command = mpiexec_command(quick, 1, "-m", "mpiddp", "-c", PRINTS)
+    rank = command[command.index("-n") + 2:]
+    done = check(processes.run(
+        *command, ":", "-n", "1", "env", "MPIDDP_SITE=", *rank, timeout=100, cwd=ROOT,
+        env={**single_node_environ(quick), **on_path(ROOT), "MPIDDP_SITE": str(file), "SHOWN": "A"}), 3)
+    (fields,) = find("launch/profiles_differ", done.stderr, option="log_dir")
+    assert (fields["file"], fields["other_file"]) == (str(file), "none")
+
+
 def test_what_the_profile_asks_for_in_vain_is_one_warning_each(quick: Mpi, file: Path) -> None:
     file.write_text(HEAD + "[[check]]\nmodule = 'plugin'\nreason = 'TCP is slow'\n[options]\nstal = 1\nshow = 'fold'\n"
-                    f"fold-window = 2\n[caches]\nCACHE = '{file}/x'\n")
+                    "fold-window = 2\nlog-max-bytes = '1M'\n[folders]\nlog = '$NOBODY/logs'\n"
+                    f"[caches]\nCACHE = '{file}/x'\n")
     done = check(job(quick, file, 3, "--show=all", "-c", PRINTS, SHOWN="CACHE"))
     assert done.stdout == "CACHE=None\n" * 3
     failure = message("site/failed_module", item="plugin")
     assert done.stderr.count(message("site/failed_check", failure=failure, reason="TCP is slow")) == 1
     assert len(find("site/wrong_option", done.stderr, file=file, item="stal")) == 1
-    assert len(find("site/options_conflict", done.stderr, file=file)) == 1
+    assert len(find("site/wrong_option", done.stderr, file=file, item="fold-window")) == 1
+    assert len(find("site/unusable_log_folder", done.stderr, file=file, problem="$NOBODY is not set")) == 1
     assert len(find("site/unusable_cache", done.stderr, item="CACHE")) == 1
 
 

@@ -71,6 +71,8 @@ BY_MPICH = {"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "HYDI_CONT
 
 @pytest.mark.parametrize(("environ", "launcher", "command"), [
     (STEP, "srun", "srun"), ({**STEP, "SLURM_PROCID": "1"}, "srun", "srun"),
+    ({**STEP, "SLURM_PROCID": "1", "SLURM_PTY_PORT": "40001"}, "srun", "srun"),
+    ({**STEP, **BY_MPICH, "SLURM_PTY_PORT": "40001"}, "MPICH's or Intel MPI's mpiexec", "mpiexec"),
     (BY_MPICH, "MPICH's or Intel MPI's mpiexec", "mpiexec"),
     ({**STEP, **BY_MPICH, "PMI_SIZE": "1"}, "MPICH's or Intel MPI's mpiexec", "mpiexec"),  # one in each of two tasks
     ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}, "Open MPI's mpirun", "mpirun"),
@@ -85,8 +87,8 @@ def test_a_supervisor_is_no_rank(environ: dict[str, str], launcher: str, command
 
 @pytest.mark.parametrize("environ", [
     {}, {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "6"}, {**STEP, "SLURM_STEP_NUM_TASKS": "1"},
-    {**BY_MPICH, "PMI_SIZE": "1"}, {"ALPS_APP_PE": "0"},
-], ids=["shell", "batch script", "step of one task", "mpiexec -n 1", "aprun"])
+    {**BY_MPICH, "PMI_SIZE": "1"}, {"ALPS_APP_PE": "0"}, {**STEP, "SLURM_PTY_PORT": "40001"},
+], ids=["shell", "batch script", "step of one task", "mpiexec -n 1", "aprun", "srun --pty"])
 def test_a_supervisor_in_a_batch_script_or_a_single_task(environ: dict[str, str]) -> None:
     assert describe_surrounding_launcher(environ) == ""
 

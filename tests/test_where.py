@@ -386,6 +386,17 @@ def test_ranges() -> None:
     assert format_ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
 
 
+def test_watching_names_other_jobs_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """To find them costs a connection to each, and a call of squeue."""
+    statuses = iter([0, 0, 1])
+    monkeypatch.setattr(where_command, "find_endpoint", lambda _: None)
+    monkeypatch.setattr(where_command, "print_snapshot", lambda *_: next(statuses))
+    monkeypatch.setattr(where_command, "describe_unseen", lambda _: "others")
+    assert where_command.main(["--watch=0.001"]) == 1
+    assert list(statuses) == []
+    assert capfd.readouterr().err == "mpiddp.where: others\n"
+
+
 @pytest.mark.parametrize(("option", "hint"), [("--jsn", "did you mean --json?"), ("--watch=0", "--watch 0: ")])
 def test_wrong_usage_is_one_line_with_a_hint(option: str, hint: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert where_command.main([option]) == 2

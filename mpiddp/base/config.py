@@ -17,6 +17,7 @@ AUTO_FOLDER = "auto"  # for --stage
 STANDARD_INPUT = "-"  # instead of a script's path
 RESTART_VARIABLE = "MPIDDP_RESTART_COUNT"  # which mpiddp.supervise sets
 SITE_VARIABLE = "MPIDDP_SITE"  # names the site profile; empty: none is wanted
+SITE_PREFIX_FILE = "share/mpiddp/site.toml"  # the site profile in the folder of Python's environment
 RUNNING_SUFFIX = ".running"  # of the file beside a supervised job's report that exists until the job ends in order
 STEPS_SUFFIX = ".steps"  # of the file with the number of steps of a job that ended in order, or that ranks stopped
 
@@ -152,7 +153,7 @@ class LaunchConfig(NamedTuple):
     stage_keep: bool = False  # the staged environment stays there at the end
     unknown_variables: tuple[str, ...] = ()  # that look like an option's
     site_options: tuple[str, ...] = ()  # with the site profile's value, as in --stall=600
-    site_conflict: str = ""  # why those are not used
+    site_conflicts: tuple[str, ...] = ()  # which of the profile's options are not used, and why
 
     def job_wide_options(self) -> dict[str, str]:
         """Return the options on which all ranks must agree, those that are not at their defaults."""

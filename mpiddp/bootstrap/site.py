@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.config import LaunchConfig
 from ..base.files import find_risk, format_os_error, walk_path
 from ..discovery.gpus import find_gpu_kind
 from ..discovery.launchers import count_nodes
-from ..discovery.site_profile import load_site
+from ..discovery.site_profile import expand_folder, load_site
 from ..options.site import find_option_problems
 from .prepare import set_env
 
@@ -27,6 +27,13 @@ class AppliedSite(NamedTuple):
     profile: SiteProfile | None = None
     settings: tuple[SiteSetting, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    def list_facts(self) -> dict[str, Any]:
+        """Return what rank 0 must know, by the fields of HostFacts."""
+        if self.profile is None:
+            return {"site_warnings": self.warnings}
+        return {"site_warnings": self.warnings, "site_file": self.profile.file,
+                "site_options": {**self.profile.options, "log-dir": self.profile.log_folder}}
 
     def explain(self, config: LaunchConfig) -> dict[str, str]:
         """Return a line on each variable and option of the profile, by its name."""
@@ -60,8 +67,10 @@ def apply_profile(profile: SiteProfile, config: LaunchConfig, mpi_library: str) 
     job = site.JobConditions(backend, gpu, mpi_library, count_nodes(os.environ))
     settings = site.choose_settings(profile, job, os.environ)
     warnings = [f"site-profile: {profile.file}: {problem}" for problem in find_option_problems(profile.options)]
-    if config.site_conflict:
-        warnings.append(f"site-profile: the options in {profile.file} are not used with yours: {config.site_conflict}")
+    warnings += [f"site-profile: {profile.file}: {conflict}" for conflict in config.site_conflicts]
+    log_problem = expand_folder(profile.log_folder, os.environ)[1]
+    if log_problem and any("--log-dir" in conflict for conflict in config.site_conflicts):
+        warnings.append(f"site-profile: {profile.file}: [folders] log is not used: {log_problem}")
     new = {}
     for setting in settings:
         if setting.is_set and setting.is_cache and (problem := make_cache_folder(setting.value)):
@@ -77,6 +86,8 @@ def apply_profile(profile: SiteProfile, config: LaunchConfig, mpi_library: str) 
 
 def make_cache_folder(folder: str) -> str:
     """Make a folder that only this user can write to, unless it exists, and return why that fails, empty if not."""
+    if not os.path.isabs(folder):
+        return "it is not an absolute path"
     check = functools.partial(find_risk, job_folder=True)
     try:
         with walk_path(os.path.join(folder, "file"), check, CACHE_MODE):

@@ -48,15 +48,15 @@ class HostFacts(NamedTuple):
     structure is `topology`. `cpus_per_task` is Slurm's --cpus-per-task. `grant` is what a scheduler gave the job of the
     node's CPUs, None if unknown, or if a cgroup confines the job to its share.
 
-    Network: `interfaces` is empty if one node has all ranks. `unaddressed` are the names of further interfaces that are
-    up and have only link-local addresses of IPv6.
+    Network: `interfaces` is empty if one node has all ranks and no option names a network. `unaddressed` are the names
+    of further interfaces that are up and have only link-local addresses of IPv6.
 
     GPUs: CUDA_VISIBLE_DEVICES can name any of `gpus`, and names `visible_gpus` now; both are empty if only torch can
     list them. `hidden` describes how two such lists together leave no GPU, empty if they leave some. Slurm gave the job
     `given_gpus` on this node and `task_gpus` to each task, 0 if unknown.
 
     `stop_in_s` is the time until --stop-before stops the job, None if this rank does not know it. `site_warnings` are
-    those of the site profile.
+    those of the site profile `site_file`, `site_options` the defaults of options in it, as written.
     """
 
     hostname: str
@@ -84,6 +84,8 @@ class HostFacts(NamedTuple):
     hidden: str = ""
     stop_in_s: float | None = None
     site_warnings: tuple[str, ...] = ()
+    site_file: str = ""
+    site_options: Mapping[str, str] = {}
 
 
 def collect_host_facts(comm: MPI.Comm, config: LaunchConfig, stop_in_s: float | None = None) -> HostFacts:
@@ -91,15 +93,17 @@ def collect_host_facts(comm: MPI.Comm, config: LaunchConfig, stop_in_s: float | 
     node, is_only_node = mpi.find_node(comm)
     script = read_script_facts(config.script) if config.script else None
     with_gpus = "torch" not in sys.modules and config.device in (None, "cuda")  # CUDA cannot have started
-    facts = read_host_facts(os.environ, comm.rank, node, is_only_node, script, mpi.identify_library().title, with_gpus)
+    needs_no_network = is_only_node and not (config.interface or config.master_addr)
+    facts = read_host_facts(
+        os.environ, comm.rank, node, needs_no_network, script, mpi.identify_library().title, with_gpus)
     return facts._replace(options=config.job_wide_options(), stop_in_s=stop_in_s)
 
 
 def read_host_facts(
-    environ: Mapping[str, str], rank: int, node: int, is_only_node: bool, script: ScriptFacts | None, mpi_library: str,
-    with_gpus: bool,
+    environ: Mapping[str, str], rank: int, node: int, needs_no_network: bool, script: ScriptFacts | None,
+    mpi_library: str, with_gpus: bool,
 ) -> HostFacts:
-    """Return the facts of this rank's host; if it `is_only_node`, the job needs no network."""
+    """Return the facts of this rank's host; if the job `needs_no_network`, its interfaces are not read."""
     gpus = list_nvidia_gpus() if with_gpus else ()
     visible_gpus = select_visible(gpus, environ) if gpus or not with_gpus else list_amd_gpus(environ)
     hidden = describe_hidden_gpus(environ) if with_gpus and not (gpus or visible_gpus) else ""
@@ -111,7 +115,7 @@ def read_host_facts(
     if started_by is not None and started_by.launcher is launchers.FLUX:  # it binds tasks without a cgroup
         allowed = frozenset(os.sched_getaffinity(0))
     is_unconfined = rank == node and cpus.is_whole_node(reachable)
-    interfaces, unaddressed = ((), ()) if is_only_node or rank != node else list_interfaces()
+    interfaces, unaddressed = ((), ()) if needs_no_network or rank != node else list_interfaces()
     return HostFacts(
         hostname=runtime.hostname(),
         node=node,

@@ -11,13 +11,12 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..base.config import SITE_VARIABLE
+from ..base.config import SITE_PREFIX_FILE, SITE_VARIABLE
 
 if TYPE_CHECKING:
     from .site_schema import SiteProfile
 
 ETC_FILE = "/etc/mpiddp/site.toml"
-PREFIX_FILE = "share/mpiddp/site.toml"  # in the folder of Python's environment
 
 
 class Site(NamedTuple):
@@ -40,7 +39,7 @@ def find_profile(environ: Mapping[str, str]) -> str:
     """
     if SITE_VARIABLE in environ:
         return os.path.abspath(environ[SITE_VARIABLE]) if environ[SITE_VARIABLE] else ""
-    files = ETC_FILE, os.path.join(sys.prefix, PREFIX_FILE)
+    files = ETC_FILE, os.path.join(sys.prefix, SITE_PREFIX_FILE)
     return next(filter(os.path.lexists, files), "")
 
 
@@ -73,15 +72,23 @@ def expand(text: str, environ: Mapping[str, str]) -> tuple[str, str]:
 def find_state_folder(environ: Mapping[str, str]) -> str:
     """Return the centre's folder for what mpiddp keeps for this user, empty for the usual ones."""
     profile = load_site(environ).profile
-    return expand_folder(profile.state_folder, environ) if profile else ""
+    return expand_folder(profile.state_folder, environ)[0] if profile else ""
 
 
 def find_staging_folder(environ: Mapping[str, str]) -> str:
     """Return the centre's folder for staged environments, empty for the usual ones."""
     profile = load_site(environ).profile
-    return expand_folder(profile.staging_folder, environ) if profile else ""
+    return expand_folder(profile.staging_folder, environ)[0] if profile else ""
 
 
-def expand_folder(folder: str, environ: Mapping[str, str]) -> str:
-    """Return a folder of the profile, empty if it has none or names a variable that is not set."""
-    return expand(folder, environ)[0]
+def expand_folder(folder: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return a folder of the profile, and why it cannot be used; the folder is empty then, or if there is none."""
+    path, missing = expand(folder, drop_empty(environ))
+    if missing:
+        return "", f"${missing} is {'empty' if missing in environ else 'not set'}"
+    return ("", f"{path} is not an absolute path") if path and not path.startswith("/") else (path, "")
+
+
+def drop_empty(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are not empty: the others name no folder."""
+    return {name: value for name, value in environ.items() if value}

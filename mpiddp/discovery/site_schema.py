@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from ..base.config import SITE_PREFIX_FILE
 from ..base.files import OTHERS_WRITE, PathStep, find_risk, format_os_error, open_checked, parse_stream_path, user_name
 
 MAX_BYTES = 2**20  # of a profile
@@ -111,8 +112,14 @@ def parse_toml(text: str) -> Table:
 
 
 def read_protected_file(file: str) -> str:
-    """Return the text of a file that root or this user owns and that no other user can write to; raise OSError."""
+    """Return the text of a file that root or this user owns and that no other user can write to; raise OSError.
+
+    The file of Python's environment may also belong to the environment's owner, whose software the user runs.
+    """
+    owners = {os.stat(sys.prefix).st_uid} if file == os.path.join(sys.prefix, SITE_PREFIX_FILE) else set()
+
     def check(step: PathStep) -> str:
+        step = step._replace(trusted=step.trusted | owners)
         if not step.names_left and stat.S_ISREG(step.entry.st_mode):
             if step.is_foreign:
                 return f"belongs to {user_name(step.entry.st_uid)}; it must belong to root or to you"

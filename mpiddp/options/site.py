@@ -17,7 +17,7 @@ def read_site_defaults(environ: Mapping[str, str]) -> dict[str, str]:
     profile = load_site(environ).profile
     if profile is None:
         return {}
-    log_dir = expand_folder(profile.log_folder, environ)
+    log_dir = expand_folder(profile.log_folder, environ)[0]
     defaults = {"log-dir": log_dir} if log_dir else {}
     defaults |= {name: text for name, text in profile.options.items() if not find_option_problem(name, text)}
     return {variable_name(name): text for name, text in defaults.items()}

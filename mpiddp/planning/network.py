@@ -153,15 +153,29 @@ def apply_constraint(constraint: NetworkConstraint, master: HostFacts, others: S
 
 
 def warn_unused_network(facts: Sequence[HostFacts], constraint: NetworkConstraint) -> list[str]:
-    """Return the warning `no-interface` if the node of a job of one node lacks the network that the user named."""
-    if not constraint.options or any(host.node != facts[0].node for host in facts):
+    """Return the warning `no-interface` if the node of a job of one node lacks the network that the user named.
+
+    A name given as the address is not resolved here. Nothing is known of interfaces that were not read.
+    """
+    interfaces = facts[0].interfaces
+    if not constraint.options or not interfaces or any(host.node != facts[0].node for host in facts):
         return []
-    interfaces, address = facts[0].interfaces, constraint.address
-    if any(address is None or is_same_address(address, interface.address)
-           for interface in match_interfaces(constraint.interface, interfaces)):
+    matching = match_interfaces(constraint.interface, interfaces)
+    if matching and (constraint.address is None or can_be_own_address(constraint.address, matching)):
         return []
     has = f"{facts[0].hostname} has {list_addresses(interfaces)}"
     return [f"no-interface: {constraint.options}, but {has}; the job runs on this node alone, over loopback"]
+
+
+def can_be_own_address(address: str, interfaces: Iterable[Interface]) -> bool:
+    """Return whether an address leads to its own node over these interfaces or loopback, or is a name, which may."""
+    import ipaddress  # seldom needed
+
+    try:
+        is_loopback = ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return True
+    return is_loopback or any(is_same_address(address, interface.address) for interface in interfaces)
 
 
 def list_addresses(interfaces: Iterable[Interface]) -> str:

@@ -108,10 +108,19 @@ def check_options(facts: Sequence[HostFacts]) -> None:
     for rank, host in enumerate(facts):
         if host.options != first:
             name = next(name for name in (*first, *host.options) if first.get(name) != host.options.get(name))
+            actual = (f"{name} is {first.get(name) or 'not set'} on rank 0, but {host.options.get(name) or 'not set'} "
+                      f"on rank {rank} on {host.hostname}")
+            if host.site_options != facts[0].site_options:
+                raise LaunchError(
+                    "options-differ",
+                    actual=f"{actual}; the site profile differs: {facts[0].site_file or 'none'} on "
+                    f"{facts[0].hostname}, {host.site_file or 'none'} on {host.hostname}",
+                    needed="the same options on all ranks, in the site profile too",
+                    do="ask the centre to install one profile on all nodes, or turn it off for this job: MPIDDP_SITE=",
+                )
             raise LaunchError(
                 "options-differ",
-                actual=f"{name} is {first.get(name) or 'not set'} on rank 0, but {host.options.get(name) or 'not set'} "
-                f"on rank {rank} on {host.hostname}",
+                actual=actual,
                 needed="the same options on all ranks, in each part of the command line and in MPIDDP_ variables",
                 do="repeat the options before the script in each part of a command line with colons, or export the\n"
                 f"variables to all nodes{choose_advice(host).words('export')}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from ..discovery.site_profile import expand
+from ..discovery.site_profile import drop_empty, expand
 from ..discovery.site_schema import AMD, INTEL, NVIDIA, Conditions, SiteCheck, SiteProfile, SiteVariable
 
 CACHE_REASON = "a cache on the node itself, not on the shared file system"
@@ -25,7 +25,7 @@ class SiteSetting(NamedTuple):
     """A variable that the profile has for this job.
 
     `former` is the value that it has already, None for none: then it is set. If the value names a variable that is not
-    set, `missing` is that one, and nothing is set.
+    set, or a cache one that is empty, `missing` is that one, and nothing is set.
     """
 
     name: str
@@ -70,10 +70,11 @@ def choose_settings(profile: SiteProfile, job: JobConditions, environ: Mapping[s
     settings: dict[str, SiteSetting] = {}
     for variable in (*profile.variables, *caches):
         if variable.name not in settings and is_met(variable.conditions, job):
-            value, missing = expand(variable.value, environ)
+            is_cache = variable.reason is CACHE_REASON
+            value, missing = expand(variable.value, drop_empty(environ) if is_cache else environ)
             settings[variable.name] = SiteSetting(
-                variable.name, value, variable.reason, environ.get(variable.name), missing,
-                is_cache=variable.reason is CACHE_REASON, harmful_if_different=variable.harmful_if_different)
+                variable.name, value, variable.reason, environ.get(variable.name), missing, is_cache,
+                harmful_if_different=variable.harmful_if_different)
     return list(settings.values())
 
 

@@ -65,9 +65,14 @@ def main() -> int:
 
 
 def describe_surrounding_launcher(environ: Mapping[str, str]) -> str:
-    """Return why this process must not run a job: a launcher has started several like it; empty if none has."""
+    """Return why this process must not run a job: a launcher has started several like it; empty if none has.
+
+    srun --pty gives the terminal to its first task; the others have no standard input, and their shells end at once.
+    """
     around = launchers.read_launch_facts(environ)
     if around is None or max(around.size or 0, around.rank + 1, around.tasks) == 1:
+        return ""
+    if around.by_srun and around.rank == 0 and "SLURM_PTY_PORT" in environ:
         return ""
     command = around.launcher.command or "mpirun"
     return (f"this process is already a rank of {around.launcher.name}, and each rank would run the whole job; start "

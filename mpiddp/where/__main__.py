@@ -28,13 +28,13 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_USAGE
     try:
         endpoint = find_endpoint(options.job)
-        while True:
-            status = print_snapshot(endpoint, options)
-            if not options.job and (unseen := describe_unseen(endpoint)):
-                write_line(f"mpiddp.where: {unseen}")
-            if options.watch is None or status:
-                return status
+        status = print_snapshot(endpoint, options)
+        if not options.job and (unseen := describe_unseen(endpoint)):
+            write_line(f"mpiddp.where: {unseen}")
+        while options.watch is not None and not status:
             time.sleep(options.watch)
+            status = print_snapshot(endpoint, options)
+        return status
     except UnansweredError as error:
         write_line(f"mpiddp.where: {error}")
         return 1
