@@ -57,8 +57,11 @@ def finding(host: str, quantity: str = "matrix", words: str = "") -> Finding:
 
 
 def one_rank_in(group: Path, mpi: Mpi, *arguments: object) -> Done:
-    """Run two ranks, the second of which is in a cgroup from the check on."""
-    return mpiexec(mpi, 2, *arguments, module="tests.programs.throttled_check", env={"GROUP": str(group)})
+    """Run two ranks, the second of which is in a cgroup; the first is one core's share ahead of nobody."""
+    put = f'if [ "${{PMI_RANK}}" = 1 ]; then echo $$ > {group}/cgroup.procs; fi; exec "$@"'
+    job = mpiexec_command(mpi, 2)
+    command = [*job[:-1], "sh", "-c", put, "sh", str(mpi.python), "-m", "mpiddp", *map(str, arguments)]
+    return processes.run(*command, timeout=DEADLINE_S, env=single_node_environ(mpi), cwd=ROOT)
 
 
 @pytest.mark.parametrize(("arguments", "environ", "mode"), [
