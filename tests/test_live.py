@@ -13,8 +13,8 @@ from mpiddp.failure.postmortem import extract_crash_stack, find_crash_line
 from tests import processes
 from tests.support import (
     DEADLINE_S,
+    EACH_MPI,
     MPICH_FIRST,
-    MPIS,
     ROOT,
     Mpi,
     check,
@@ -160,8 +160,8 @@ def test_what_is_printed_as_the_group_begins_is_in_the_logs(quick: Mpi, tmp_path
     assert re.search(r"^mpiddp \S+: 2 ranks on 1 node", done.stderr, re.M)
 
 
-@pytest.mark.parametrize("mpi", [pytest.param(mpi, id=name, marks=[pytest.mark.torch] * (mpi.pmi == "pmi2"))
-                                 for name, mpi in MPIS.items()])
+@pytest.mark.torch
+@pytest.mark.parametrize("mpi", EACH_MPI)
 def test_the_stack_of_a_crash_is_in_its_ranks_log(mpi: Mpi, tmp_path: Path) -> None:
     (script := tmp_path / "crashes.py").write_text(CRASHES)
     done = mpiexec(mpi, 2, "--log-dir", tmp_path / "logs", "--log-compress=gzip", script)
