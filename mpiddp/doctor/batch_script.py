@@ -126,16 +126,16 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
                 if name in shell.exported and isinstance(value, str)}
     reader = Reader({name: value for name, value in exported.items() if shell.show(value) == value},
                     is_empty, lambda name: open_script(path, name))
-    found = tuple(filter(None, map(reader.read, shell.commands)))
-    trainings = (number for number, launch in enumerate(found) if launch.is_training)
+    all_launches = tuple(filter(None, map(reader.read, shell.commands)))
+    trainings = (number for number, launch in enumerate(all_launches) if launch.is_training)
     late = next(islice(trainings, MAX_TRAININGS, None), None)
-    launches = found[:late]
+    launches = all_launches[:late]
     if not directives and not launches:
         raise NotABatchScript("is no job script: it has no directives (#SBATCH, #PBS, #BSUB, #flux:) and starts no "
                               "Python")
     notes = (*shell.notes, *(Note(*note) for note in reader.notes), *note_unread(shell.commands, launches),
              *(Note(launch.line, f"the launches after {MAX_TRAININGS} trainings")
-               for launch in found[len(launches):][:1]))
+               for launch in all_launches[len(launches):][:1]))
     return BatchScript(
         path, text, lines, scheduler, directives, options, option_lines, launches,
         {name: text for name, value in shell.variables.items() if name in shell.lines

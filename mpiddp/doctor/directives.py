@@ -83,7 +83,7 @@ def read_directives(
     lines: Sequence[str], document_lines: Container[int] = ()
 ) -> tuple[Scheduler, tuple[Directive, ...]]:
     """Return a script's batch system and its directives; those of another system or in a here document are left out."""
-    found: list[tuple[Scheduler, Directive]] = []
+    directives: list[tuple[Scheduler, Directive]] = []
     has_command = False
     for number, line in enumerate(lines, 1):
         sentinel = next((sentinel for sentinel in SENTINELS if line.startswith(sentinel)), None)
@@ -91,13 +91,13 @@ def read_directives(
             scheduler = SENTINELS[sentinel]
             is_late = has_command and scheduler in (Scheduler.SLURM, Scheduler.PBS)
             options = read_options(scheduler, line[len(sentinel):])
-            found.append((scheduler, Directive(number, line.rstrip(), options, is_late)))
+            directives.append((scheduler, Directive(number, line.rstrip(), options, is_late)))
         elif line.strip() and not line.lstrip().startswith("#"):
             has_command = True
-    if not found:
+    if not directives:
         return Scheduler.NONE, ()
-    first = next((scheduler for scheduler, directive in found if not directive.is_late), found[0][0])
-    return first, tuple(directive for scheduler, directive in found if scheduler is first)
+    first = next((scheduler for scheduler, directive in directives if not directive.is_late), directives[0][0])
+    return first, tuple(directive for scheduler, directive in directives if scheduler is first)
 
 
 def read_options(scheduler: Scheduler, text: str) -> dict[str, str]:

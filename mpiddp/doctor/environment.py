@@ -173,8 +173,8 @@ def load_library() -> Library | Finding:
 
 def inspect_launchers(library: Library, environ: Mapping[str, str]) -> list[Finding]:
     """Return what is so with the launchers in PATH for a library."""
-    programs = {program: found for program in ("mpirun", "mpiexec", *LAUNCHER_PROGRAMS)
-                if (found := shutil.which(program, path=environ.get("PATH")))}
+    programs = {program: path for program in ("mpirun", "mpiexec", *LAUNCHER_PROGRAMS)
+                if (path := shutil.which(program, path=environ.get("PATH")))}
     mpiexec = programs.get("mpirun") or programs.get("mpiexec") or ""
     return judge_launchers(library, mpiexec, identify_launcher(mpiexec), [*programs],
                            list_srun_mpi_types() if "srun" in programs else [])

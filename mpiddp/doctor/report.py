@@ -30,8 +30,8 @@ def format_findings(script: BatchScript, findings: Sequence[Finding], width: int
 def summarize(script: BatchScript, findings: Sequence[Finding]) -> str:
     """Return the last line: how many findings there are, and what was looked at."""
     starts = ", ".join(f"line {launch.line}" for launch in script.trainings)
-    seen = f"the training starts in {starts}" if starts else "no line that starts a training was found"
-    return f"{script.path}: {count_severities(findings) or NOTHING}; {seen}"
+    start = f"the training starts in {starts}" if starts else "no line that starts a training was found"
+    return f"{script.path}: {count_severities(findings) or NOTHING}; {start}"
 
 
 def as_json(script: BatchScript, findings: Sequence[Finding]) -> str:

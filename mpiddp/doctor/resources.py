@@ -80,21 +80,21 @@ def edit_directives(lines: Sequence[str], changes: Mapping[str, str | None]) -> 
     end = find_end(lines)
     edited: list[str] = []
     for line in lines[:end]:
-        new, found = edit_directive(line, changes) if line.startswith("#SBATCH") else (line, frozenset[str]())
-        missing = {name: value for name, value in missing.items() if name not in found}
+        new, changed = edit_directive(line, changes) if line.startswith("#SBATCH") else (line, frozenset[str]())
+        missing = {name: value for name, value in missing.items() if name not in changed}
         edited += [new] if new.strip() != "#SBATCH" else []
     return [*edited, *(f"#SBATCH --{name}={value}" for name, value in missing.items()), *lines[end:]]
 
 
 def edit_directive(line: str, changes: Mapping[str, str | None]) -> tuple[str, frozenset[str]]:
     """Return a directive with other values, and which of them it has; the comment behind a new value is left out."""
-    found = set()
+    changed = set()
     for name, value in changes.items():
         pattern = rf"\s+{SPELLINGS.get(name, f'(--{name})')}(?:=|\s+|(?<=-\w))([^\s#-]\S*)(\s+#.*)?"
         if re.search(pattern, line):
-            found.add(name)
+            changed.add(name)
             line = re.sub(pattern, "" if value is None else f" --{name}={value}", line)
-    return line, frozenset(found)
+    return line, frozenset(changed)
 
 
 def find_end(lines: Sequence[str]) -> int:

@@ -545,8 +545,8 @@ class Shell:
             yield self._expand_variable(node), False
         elif kind == "arithmetic_expansion":
             yield self._expand_arithmetic(node), False
-        elif kind == "command_substitution" and (found := WHICH.fullmatch(text.strip("$()`").strip())):
-            yield found[1], True
+        elif kind == "command_substitution" and (match := WHICH.fullmatch(text.strip("$()`").strip())):
+            yield match[1], True
         elif kind == "brace_expression" or not node.is_named:
             yield text, True
         else:

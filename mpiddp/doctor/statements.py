@@ -101,42 +101,42 @@ def find_unneeded(statements: Sequence[Statement], names: Iterable[str], rest: s
     `names` are the variables that are no longer used; `rest` is a text that stays beside the statements.
     """
     unused = set(names)
-    found: list[Statement] = []
-    for statement in iterate(statements, found):
-        functions = {each.function for each in found if each.function}
+    unneeded: list[Statement] = []
+    for statement in iterate(statements, unneeded):
+        functions = {each.function for each in unneeded if each.function}
         if not statement.commands <= HARMLESS | functions or statement.is_comment:
             continue
-        set_by_found = {name for each in found for name in each.assigned} | set(names)
+        set_by_unneeded = {name for each in unneeded for name in each.assigned} | set(names)
         if statement.is_report:
-            if references(statement.text) & set_by_found:
-                found.append(statement)
+            if references(statement.text) & set_by_unneeded:
+                unneeded.append(statement)
         elif statement.assigned & unused or statement.commands & functions:
-            found.append(statement)
+            unneeded.append(statement)
             unused |= references(statement.text)
-    return keep_what_is_read(statements, found, rest)
+    return keep_what_is_read(statements, unneeded, rest)
 
 
-def iterate(statements: Sequence[Statement], found: list[Statement]) -> Iterator[Statement]:
-    """Yield the statements that are not found, again and again until a round has found nothing."""
+def iterate(statements: Sequence[Statement], unneeded: list[Statement]) -> Iterator[Statement]:
+    """Yield the statements that are not `unneeded`, again and again until a round has added none."""
     while True:
-        before = len(found)
-        yield from (statement for statement in statements if statement not in found)
-        if len(found) == before:
+        before = len(unneeded)
+        yield from (statement for statement in statements if statement not in unneeded)
+        if len(unneeded) == before:
             return
 
 
-def keep_what_is_read(statements: Sequence[Statement], found: list[Statement], rest: str) -> list[Statement]:
-    """Return the statements found whose variables and functions no other statement reads."""
+def keep_what_is_read(statements: Sequence[Statement], unneeded: list[Statement], rest: str) -> list[Statement]:
+    """Return the `unneeded` statements whose variables and functions no other statement reads."""
     while True:
-        kept = [statement for statement in statements if statement not in found and not statement.is_comment]
+        kept = [statement for statement in statements if statement not in unneeded and not statement.is_comment]
         read = references(rest).union(*(references(statement.text) for statement in kept))
         called = frozenset[str]().union(*(statement.commands for statement in kept)) - {""}
-        functions = {statement.function for statement in found if statement.function}
-        still = [statement for statement in found if not statement.assigned & read
+        functions = {statement.function for statement in unneeded if statement.function}
+        still = [statement for statement in unneeded if not statement.assigned & read
                  and statement.function not in called and statement.commands <= HARMLESS | functions]
-        if len(still) == len(found):
-            return found
-        found = still
+        if len(still) == len(unneeded):
+            return unneeded
+        unneeded = still
 
 
 def remove_exports(text: str, names: frozenset[str]) -> str:
@@ -162,13 +162,13 @@ def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
 
 def find_comments(statements: Sequence[Statement], removed: Sequence[Statement], text: str) -> list[Statement]:
     """Return the comments in the lines right above statements that are removed."""
-    found: list[Statement] = []
+    comments: list[Statement] = []
     for statement, following in reversed([*pairwise(statements)]):
         is_above = text[statement.end:following.begin].strip(" \t") in ("\n", "")
         is_plain = statement.is_comment and not re.match(r"#(!|#?SBATCH|#?PBS|#?BSUB|flux:)", statement.text)
-        if is_plain and is_above and (following in removed or following in found):
-            found.append(statement)
-    return found
+        if is_plain and is_above and (following in removed or following in comments):
+            comments.append(statement)
+    return comments
 
 
 def remove_empty_lines(text: str, before: str) -> str:
@@ -187,9 +187,9 @@ def find_place(text: str, line: int, part: str) -> tuple[int, int] | None:
         begin = text.index("\n", begin) + 1
     line_end = text.find("\n", begin)
     line_end = len(text) if line_end < 0 else line_end
-    found = text.find(part, begin)
-    if 0 <= found <= line_end:
-        return found, found + len(part)
+    place = text.find(part, begin)
+    if 0 <= place <= line_end:
+        return place, place + len(part)
     data = text.encode()
     for node in iterate_nodes(parse(text)):
         if node.type == "command" and node.start_point.row == line - 1:
