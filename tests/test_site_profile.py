@@ -115,7 +115,7 @@ line = "srun python -m mpiddp train.py"
 options = ["--network=x", "-C gpu"]
 [folders]
 log = "/scratch/$USER/logs"
-state = "/work/$USER"
+state = "/project/$USER"
 staging = "/local"
 [caches]
 TRITON_CACHE_DIR = "/tmp/$USER"
@@ -143,7 +143,7 @@ minimum_nodes = 2
         str(file), "Testbed", "help@example.org", "Read the page.", "https://example.org/ml",
         "srun python -m mpiddp train.py", ("--network=x", "-C gpu"),
         (SiteVariable("NCCL_PROTO", "", "why", Conditions("nccl", "nvidia", "Cray MPICH", 2, 4), True),),
-        {"TRITON_CACHE_DIR": "/tmp/$USER"}, "/scratch/$USER/logs", "/work/$USER", "/local",
+        {"TRITON_CACHE_DIR": "/tmp/$USER"}, "/scratch/$USER/logs", "/project/$USER", "/local",
         {"stall": "600", "prefix": "1", "show": "fold", "fold-window": "0.5"},
         (SiteCheck("because", module="plugin", conditions=Conditions(minimum_nodes=2)),))
 
@@ -451,7 +451,7 @@ def test_wrong_options_are_left_out_and_named(file: Path) -> None:
 
 
 def test_folders_of_the_profile(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.write_text(HEAD + "[folders]\nlog = '/logs/$WHO'\nstate = '/work/$WHO'\nstaging = '/local/$NOBODY'\n")
+    file.write_text(HEAD + "[folders]\nlog = '/logs/$WHO'\nstate = '/project/$WHO'\nstaging = '/local/$NOBODY'\n")
     assert config(file, WHO="me").log_dir == "/logs/me"
     assert config(file, "--log-dir=/other", WHO="me").log_dir == "/other"
     assert config(file).log_dir == ""
@@ -461,7 +461,7 @@ def test_folders_of_the_profile(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv(name, value)
     assert registry_folder() == "/xdg/mpiddp"
     monkeypatch.delenv("XDG_STATE_HOME")
-    assert registry_folder() == "/work/me/mpiddp"
+    assert registry_folder() == "/project/me/mpiddp"
 
 
 def test_a_cache_folder_is_the_users_own(tmp_path: Path) -> None:

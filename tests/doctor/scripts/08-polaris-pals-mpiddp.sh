@@ -1,7 +1,7 @@
 #!/bin/bash -l
 # after the shape of: argonne-lcf/user-guides:docs/polaris/data-science/frameworks/pytorch.md
 #PBS -N gpt
-#PBS -A datascience
+#PBS -A project
 #PBS -q prod
 #PBS -l select=10:system=polaris
 #PBS -l place=scatter

@@ -1,6 +1,6 @@
 #!/bin/bash
 # after the shape of: negin513/distributed-pytorch-hpc:README.md
-#PBS -A NAML0001
+#PBS -A ABCD0001
 #PBS -N fsdp
 #PBS -q main
 #PBS -l walltime=00:30:00
@@ -10,7 +10,7 @@
 #PBS -k eod
 
 module load conda
-conda activate /glade/work/bdobbins/conda-envs/pytorch
+conda activate /glade/work/$USER/conda-envs/pytorch
 cd $PBS_O_WORKDIR
 
 export LSCRATCH=/glade/derecho/scratch/$USER

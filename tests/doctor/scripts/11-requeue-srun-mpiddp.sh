@@ -2,7 +2,7 @@
 # after the shape of: kempnerinstitute.github.io/KempnerForge: scripts/slurm/7b_requeue.sh
 #SBATCH --job-name=pretrain-7b
 #SBATCH --partition=kempner_h100
-#SBATCH --account=kempner_grads
+#SBATCH --account=project
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=4
 #SBATCH --gpus-per-node=4

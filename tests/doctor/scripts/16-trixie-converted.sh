@@ -1,7 +1,7 @@
 #!/bin/bash
 # after the shape of: ai4d-iasc/trixie, wiki "SLURM, pytorch distributed and Multiple Nodes", converted
 #SBATCH --partition=TrixieMain
-#SBATCH --account=dt-mtp
+#SBATCH --account=project
 #SBATCH --time=00:20:00
 #SBATCH --job-name=pytorch.distributed
 #SBATCH --gres=gpu:4
@@ -11,7 +11,7 @@
 #SBATCH --cpus-per-task=6
 #SBATCH --output=%x-%j.out
 
-source /gpfs/projects/DT/mtp/opt/miniforge3/bin/activate pytorch-2.9
+source /gpfs/projects/project/opt/miniforge3/bin/activate pytorch-2.9
 
 readonly srun='srun --mpi=pmix'
 $srun --cpus-per-task=$SLURM_CPUS_PER_TASK \

@@ -1,7 +1,7 @@
 #!/bin/bash
 # after the shape of: NVIDIA-NeMo recipes with Pyxis, and soperator's examples
 #SBATCH --job-name=nemo-gpt
-#SBATCH --account=coreai
+#SBATCH --account=project
 #SBATCH --partition=batch
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8

@@ -1,6 +1,6 @@
 #!/bin/bash
 # after the shape of: a user's soda job on two nodes of eight GPUs (genai_interns)
-#SBATCH --account=genai
+#SBATCH --account=project
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
 #SBATCH --cpus-per-task=12

@@ -1,7 +1,7 @@
 #!/bin/bash
 # after the shape of: ai4d-iasc/trixie, wiki: Accelerate and requeueing
 #SBATCH --partition=TrixieMain
-#SBATCH --account=dt-mtp
+#SBATCH --account=project
 #SBATCH --time=12:00:00
 #SBATCH --job-name=MNIST.distributed
 #SBATCH --gres=gpu:4

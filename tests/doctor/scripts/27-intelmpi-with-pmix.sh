@@ -7,7 +7,7 @@
 #SBATCH --ntasks-per-node=48
 #SBATCH --cpus-per-task=1
 #SBATCH --exclusive
-#SBATCH --account=mh0033
+#SBATCH --account=ab0123
 
 module load intel-oneapi-compilers/2023.2.1
 module load intel-oneapi-mpi/2021.10.0

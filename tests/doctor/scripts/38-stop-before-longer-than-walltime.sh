@@ -1,7 +1,7 @@
 #!/bin/bash
 # after the shape of: a short test of a long job's script
 #SBATCH -J smoke
-#SBATCH -A nstaff
+#SBATCH -A project
 #SBATCH -N 2
 #SBATCH -t 10
 #SBATCH -C gpu

@@ -1,6 +1,6 @@
 #!/bin/bash
 # after the shape of: a user's Summit job: RunSim123
-#BSUB -P BIP215
+#BSUB -P ABC123
 #BSUB -W 2:00
 #BSUB -nnodes 4
 #BSUB -J RunSim123
