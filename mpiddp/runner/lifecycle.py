@@ -199,8 +199,6 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     job.membership.groups.adopt_calls()
     hook_exec(functools.partial(leave_before_exec, job, config))
     signals.protect_workers()
-    if signals.received:  # during the start; the sentinel has not seen it
-        os.kill(os.getpid(), signals.received)
     warn_late_variables(job.membership, config)
     watch_training(job, config)
     status, failure = 0, None
