@@ -44,6 +44,13 @@ def test_no_python_code_runs_between_fork_and_exec(path: Path) -> None:
     assert "preexec_fn=" not in path.read_text()
 
 
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_names_say_what_they_stand_for(path: Path) -> None:
+    fields = ("id", "arg", "attr", "name")  # of variables, parameters, attributes, functions and classes
+    names = {getattr(node, field, None) for node in ast.walk(ast.parse(path.read_text())) for field in fields}
+    assert names & {"at", "found", "one", "seen", "some", "those", "told", "way", "ways"} == set()
+
+
 def test_importing_the_package_imports_neither_torch_nor_mpi(quick: Mpi) -> None:
     done = check(alone(quick, "-X", "importtime", "-c", "import mpiddp"))
     assert "mpiddp" in done.stderr
