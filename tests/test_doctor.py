@@ -21,10 +21,12 @@ from mpiddp.doctor.batch_script import (
     read,
     read_from_text,
 )
+from mpiddp.doctor.context import Host
 from mpiddp.doctor.conversion import convert
 from mpiddp.doctor.directives import parse_flux_time, parse_slurm_time
+from mpiddp.doctor.findings import Finding
 from mpiddp.doctor.report import as_json, format_findings
-from mpiddp.doctor.rules import RULES, Finding, Host, check
+from mpiddp.doctor.rules import RULES, check
 from tests import support
 from tests.messages import message
 from tests.support import ROOT, Mpi, alone

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mpiddp.doctor.batch_script import BatchScript, read, read_from_text
+from mpiddp.doctor.context import Host
 from mpiddp.doctor.conversion import convert, format_diff
-from mpiddp.doctor.findings import Host
 from mpiddp.doctor.rules import check
 from mpiddp.doctor.shell import Word
 from mpiddp.doctor.statements import find_unneeded, read_statements, references, remove_exports

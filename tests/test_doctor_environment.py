@@ -36,7 +36,7 @@ from mpiddp.doctor.environment import (
     parse_torch_version,
     read_driver_version,
 )
-from mpiddp.doctor.finding import Finding, Severity
+from mpiddp.doctor.findings import Finding, Severity
 from mpiddp.staging.manifest import Mount
 from mpiddp.supervise.command import HYDRA, NONE, OPEN_MPI, PALS
 from tests.messages import find, message

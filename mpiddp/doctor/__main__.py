@@ -49,8 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         write_line(NEEDS_PARSER)
         return EXIT_USAGE
+    from .context import Host
     from .report import as_json, format_findings
-    from .rules import Host, check
+    from .rules import check
 
     try:
         # without this shell's variables a converted script keeps their names

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from ..discovery.script import LOCAL_RANK_OPTION
 from .batch_script import BatchScript, Launch, Program, Request, Scheduler
+from .conversion_directives import CHECK, convert_directives, count_ranks_per_node, read_torch_options
 from .directives import read_number, slurm_options
-from .resources import CHECK, convert_directives, count_ranks_per_node, read_torch_options
 from .shell import Command, QuoteError, Word, parse, read_text
 from .statements import (
     apply_edits,

@@ -43,7 +43,7 @@ from ..planning.site import (
 from ..staging.manifest import Mount, mount_of, mounts
 from ..supervise.command import LauncherCommand, find_launcher
 from ..where.registry import registry_folder
-from .finding import MIN_WIDTH, Finding, Severity, count_severities, format_severity, wrap
+from .findings import MIN_WIDTH, Finding, Severity, count_severities, format_severity, wrap
 
 COMMAND_TIMEOUT_S = 20.0  # for loading the MPI library, which may be on a slow file system
 LAUNCHER_PROGRAMS = ("srun", "flux", "jsrun", "ibrun", "aprun", "mpirun_rsh")  # besides mpirun and mpiexec

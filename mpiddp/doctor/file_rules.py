@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from ..base.text import format_ranges
 from .batch_script import Command, Program, Scheduler
-from .findings import GPU_OPTIONS, Context, Problem, Severity, Step, change_line, find_option, rule
+from .context import GPU_OPTIONS, Context, Problem, Step, change_line, find_option, rule
+from .findings import Severity
 from .launch_rules import find_option_errors
 
 MAKERS = ("cp", "rsync", "tar", "unzip", "git", "wget", "curl", "sbcast", "ln", "mkdir", "touch", "mv", "cat", "tee",

@@ -8,13 +8,11 @@ import re
 from collections.abc import Iterator, Sequence
 
 from .batch_script import SLURM_VARIABLES, Launch, Program, Scheduler
-from .directives import SLURM_FLAGS, SLURM_NAMES, read_number
-from .findings import (
+from .context import (
     STARTERS,
     Change,
     Context,
     Problem,
-    Severity,
     Suggestion,
     change_line,
     count,
@@ -24,6 +22,8 @@ from .findings import (
     rule,
     suggest_tasks,
 )
+from .directives import SLURM_FLAGS, SLURM_NAMES, read_number
+from .findings import Severity
 from .launches import LAUNCHERS, is_our_option
 
 # What a module's name begins with, if it is of an MPI that srun must be told of; or of a Cray, where it need not.

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from .batch_script import BatchScript
-from .finding import MIN_WIDTH, Finding, count_severities, format_severity, wrap
+from .findings import MIN_WIDTH, Finding, count_severities, format_severity, wrap
 
 NOTHING = "nothing found by reading the script: whether the nodes have these cores and GPUs is not checked"
 

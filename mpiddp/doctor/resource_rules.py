@@ -6,15 +6,13 @@ import re
 from collections.abc import Iterator
 
 from .batch_script import Launch, Program, Scheduler
-from .directives import number, read_number
-from .findings import (
+from .context import (
     GPU_OPTIONS,
     STARTERS,
     TASK_OPTIONS,
     Change,
     Context,
     Problem,
-    Severity,
     Step,
     Suggestion,
     change_line,
@@ -22,11 +20,12 @@ from .findings import (
     find_option,
     insert_option,
     is_mpirun,
-    parse_gpus,
     parse_memory_mb,
     rule,
     suggest_tasks,
 )
+from .directives import number, parse_gpus, read_number
+from .findings import Severity
 
 WHOLE_NODE_GPUS = 8  # nodes with more GPUs are rare
 MIN_MB_PER_RANK = 2048  # torch with CUDA needs about that much memory of the host

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from . import file_rules, launch_rules, resource_rules, signal_rules
 from .batch_script import BatchScript
+from .context import Change, Context, Host, Rule, Suggestion
 from .directives import read_request
-from .findings import RULES, Change, Context, Finding, Host, Rule, Severity, Suggestion
+from .findings import Finding
 
-__all__ = ["RULES", "Finding", "Host", "Rule", "Severity", "check"]
-
-MODULES = (resource_rules, launch_rules, signal_rules, file_rules)  # each adds its rules to RULES
+RULES = {value.name: value for module in (launch_rules, file_rules, resource_rules, signal_rules)
+         for value in vars(module).values() if isinstance(value, Rule)}
 Edits = Mapping[int, Iterable[tuple[str, str]]]
 
 

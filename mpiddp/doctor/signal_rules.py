@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 
 from .batch_script import Command, Program, Scheduler
+from .context import Context, Problem, Step, find_option, is_mpirun, rule
 from .file_rules import list_places
-from .findings import Context, Problem, Severity, Step, find_option, is_mpirun, rule
+from .findings import Severity
 
 DEFAULT_SIGNAL_S = 60  # man sbatch, --signal
 MIN_SIGNAL_S = 30  # a step and a checkpoint, at least

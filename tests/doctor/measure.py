@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from mpiddp.doctor.batch_script import BatchScript, read_from_text
-from mpiddp.doctor.rules import Finding, Host, check
+from mpiddp.doctor.context import Host
+from mpiddp.doctor.findings import Finding
+from mpiddp.doctor.rules import check
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -1,0 +1,258 @@
+"""What a rule finds in a job script, and what rules know of each line that starts a training."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from .batch_script import BatchScript, Launch, Program, Request, Scheduler, read_file
+from .directives import complete, number, read_number, read_request
+from .findings import Severity
+from .launches import MPI_LAUNCHERS
+
+STARTERS = (Program.TORCHRUN, Program.TORCH_LAUNCH, Program.ACCELERATE, Program.DEEPSPEED)  # of the ranks of a node
+GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "select", "gpu")
+STEP_GPU_OPTIONS = frozenset(("gpus-per-node", "gres", "gpus", "gpus-per-task"))  # srun's take the place of sbatch's
+TASK_OPTIONS = ("ntasks-per-node", "ntasks")
+
+
+class Change(NamedTuple):
+    """Edits of a line of the script, each a pattern and its replacement, and a line to write above it.
+
+    `position` counts the script's lines from 0.
+    """
+
+    position: int
+    edits: tuple[tuple[str, str], ...]
+    above: str = ""
+
+
+Suggestion = str | Change | None
+
+
+class Problem(NamedTuple):
+    """What a rule has found: where, what is so, why that matters, and what to write instead."""
+
+    severity: Severity
+    line: int | None
+    message: str
+    reason: str
+    suggestion: Suggestion = None
+
+
+class Host:
+    """What rules ask about this host: files, seen from the folder of the submission."""
+
+    def __init__(self, folder: str = "", environ: Mapping[str, str] = {}) -> None:
+        self.folder, self.environ = folder, environ
+
+    def exists(self, path: str) -> bool:
+        """Return whether a file or folder exists."""
+        return os.path.exists(os.path.join(self.folder, path))
+
+    def is_folder(self, path: str) -> bool:
+        """Return whether a folder exists."""
+        return os.path.isdir(os.path.join(self.folder, path))
+
+    def list_names(self, folder: str) -> list[str]:
+        """Return the names in a folder, none if it cannot be read."""
+        try:
+            return os.listdir(os.path.join(self.folder, folder))
+        except OSError:
+            return []
+
+    def read(self, path: str) -> str | None:
+        """Return a file's text, None if it cannot be read."""
+        return read_file(os.path.join(self.folder, path))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A line that starts a training, with the resources that it gets as far as they are known."""
+
+    launch: Launch
+    request: Request
+    options: Mapping[str, str]
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Return whether the training is not told to run on CPUs."""
+        words = self.launch.options
+        return (find_option(words, "device") or self.launch.assignments.get("MPIDDP_DEVICE")) != "cpu" and (
+            find_option(words, "backend") != "gloo")
+
+    @property
+    def processes_per_node(self) -> int | None:
+        """The number of training processes on a node: tasks, or what torchrun and its like start."""
+        launch, request = self.launch, self.request
+        if launch.program not in STARTERS:
+            return request.tasks_per_node
+        value = find_option(launch.options, "nproc-per-node") or find_option(launch.options, "num-gpus")
+        total = find_option(launch.options, "num-processes")
+        if value in ("gpu", "auto"):
+            return request.gpus_per_node
+        if value is None and (processes := read_number(total or "")) is not None and request.nodes:
+            return processes // request.nodes
+        if value is None:
+            return 1 if launch.program in (Program.TORCHRUN, Program.TORCH_LAUNCH) else None
+        return read_number(value)
+
+
+class Context:
+    """A script and a host, for the rules."""
+
+    def __init__(self, script: BatchScript, host: Host) -> None:
+        self.script, self.host = script, host
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The lines that start trainings, without those that start a helper in Python."""
+        trainings = self.script.trainings
+        has_launcher = any(launch.launcher or launch.program is not Program.PYTHON for launch in trainings)
+        chosen = [launch for launch in trainings
+                  if launch.launcher or launch.program is not Program.PYTHON or not has_launcher]
+        steps = [make_step(self.script, launch) for launch in chosen]
+        main = [step for step in steps if step.launch.program is not Program.PYTHON or step.request.tasks != 1]
+        return tuple(main or steps)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that the script loads."""
+        return tuple(word for command in self.script.commands
+                     if command.words[0] in ("module", "ml") and command.words[1:2] not in (("unload",), ("use",))
+                     for word in command.words[1:] if word not in ("load", "add", "swap", "switch", "restore", "purge")
+                     and not word.startswith("-"))
+
+    def option_line(self, *names: str) -> int | None:
+        """Return the line of the first of these options that a directive gives."""
+        lines = self.script.option_lines
+        return next((lines[name] for name in names if name in lines), None)
+
+    def find_assignment(self, name: str) -> tuple[int | None, str]:
+        """Return the line in which a variable is set, and its value as it is written; empty if it is not set."""
+        start = re.compile(rf"\s*(?:export\s+|declare\s+-x\s+)?(?:\w+=\S+\s+)*{name}=[\"']?([^\"'\s;#]+)")
+        for line, text in enumerate(self.script.lines, 1):
+            if match := start.match(text):
+                return line, match[1]
+        return None, ""
+
+    def has_text(self, pattern: str) -> bool:
+        """Return whether a line of the script that is no comment matches a pattern."""
+        return any(re.search(pattern, line) for line in self.script.lines if not line.lstrip().startswith("#"))
+
+
+class Rule(NamedTuple):
+    """A rule: its name, what it is about in one line, and the function that finds problems."""
+
+    name: str
+    summary: str
+    find: Callable[[Context], Iterator[Problem]]
+
+
+def rule(name: str, summary: str) -> Callable[[Callable[[Context], Iterator[Problem]]], Rule]:
+    """Make a rule of a function."""
+    return lambda find: Rule(name, summary, find)
+
+
+def make_step(script: BatchScript, launch: Launch) -> Step:
+    """Return a launch with the resources that it gets."""
+    options = dict(launch.launcher_options)
+    if launch.has_unknown_options:
+        return Step(launch, Request(), {**script.options, **options})
+    if launch.launcher == "srun":
+        merged = {**script.options} if script.scheduler is Scheduler.SLURM else {}
+        if "ntasks" in options and "ntasks-per-node" not in options:
+            merged.pop("ntasks-per-node", None)
+        elif "ntasks-per-node" in options and "ntasks" not in options:
+            merged.pop("ntasks", None)
+        if not STEP_GPU_OPTIONS.isdisjoint(options):
+            merged = {name: value for name, value in merged.items() if name not in STEP_GPU_OPTIONS}
+        merged |= options
+        request = read_request(Scheduler.SLURM, merged)
+        if script.scheduler is not Scheduler.SLURM and not {"ntasks", "ntasks-per-node"} & set(options):
+            request = replace(request, nodes=None, tasks=None, tasks_per_node=None)  # the allocation's, unknown here
+        return Step(launch, request, merged)
+    if launch.launcher == "flux":
+        job = script.options if script.scheduler is Scheduler.FLUX else {}
+        merged = {**({"nodes": job["nodes"]} if "nodes" in job else {}), **options}
+        return Step(launch, read_request(Scheduler.FLUX, merged), merged)
+    return Step(launch, read_other_request(script, launch), {**script.options, **options})
+
+
+def read_other_request(script: BatchScript, launch: Launch) -> Request:
+    """Return the resources of a launch by mpirun, jsrun, or no launcher in a job."""
+    job, options = script.request, launch.launcher_options
+    if launch.launcher == "jsrun":
+        sets, tasks = number(options, "rs_per_host"), number(options, "tasks_per_rs")
+        gpus = number(options, "gpu_per_rs")
+        return Request(job.nodes, None, sets * tasks if sets and tasks else None, number(options, "cpu_per_rs"),
+                       sets * gpus if sets and gpus is not None else None)
+    if not launch.launcher:
+        return replace(job, tasks=1, tasks_per_node=1)
+    if "ntasks" not in options and "ntasks-per-node" not in options:
+        if script.scheduler is Scheduler.PBS and job.tasks_per_node is None and "hostfile" not in options:
+            return complete(replace(job, tasks_per_node=1))
+        return job
+    return complete(replace(job, tasks=number(options, "ntasks"), tasks_per_node=number(options, "ntasks-per-node"),
+                            gpus_per_task=None))
+
+
+def find_option(words: Sequence[str], name: str) -> str | None:
+    """Return the value of a long option, with dashes or underscores, None if it is not given."""
+    for position, word in enumerate(words):
+        own, has_value, value = word.partition("=")
+        if own.startswith("-") and own.lstrip("-").replace("_", "-") == name:
+            return value if has_value else next(iter(words[position + 1:position + 2]), "")
+    return None
+
+
+def is_mpirun(launch: Launch) -> bool:
+    """Return whether mpirun or a relative of it starts the ranks."""
+    return launch.launcher in MPI_LAUNCHERS
+
+
+def count(number_of: int, noun: str) -> str:
+    """Return a number with its noun."""
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number_of} {noun}{plural * (number_of != 1)}"
+
+
+def insert_option(context: Context, launch: Launch, option: str) -> Change | None:
+    """Return the change that gives the launcher another option; None if no line names it."""
+    name = "flux run" if launch.launcher == "flux" else launch.launcher
+    return change_line(context, launch, rf"(?<![\w/.-]){re.escape(name)}(?=\s|[\"')]|$)", f"{name} {option}")
+
+
+def change_line(context: Context, launch: Launch, pattern: str, replacement: str) -> Change | None:
+    """Return the change of a launch's line, or else of the only line that a pattern matches; None for none."""
+    script = context.script.lines
+    last = launch.line + launch.text.count("\n")
+    places = [position for position, line in enumerate(script)
+              if re.search(pattern, line) and not line.lstrip().startswith("#")]
+    own = [position for position in places if launch.line - 1 <= position < last]
+    return Change((own or places)[0], ((pattern, replacement),)) if own or len(places) == 1 else None
+
+
+def suggest_tasks(context: Context, step: Step, tasks: int) -> Suggestion:
+    """Return sbatch's directives for another number of tasks per node, which share the cores of those before."""
+    directives = f"#SBATCH --ntasks-per-node={tasks}" + "     # and no --ntasks" * ("ntasks" in context.script.options)
+    share, before = step.request.cpus_per_task, step.request.tasks_per_node
+    if not share or not before or before == tasks:
+        return directives
+    cores = max(1, share * before // tasks)
+    whose = f"{'shared by' if tasks > 1 else 'for'} {count(tasks, 'task')}"
+    directives += f"\n#SBATCH --cpus-per-task={cores}     # the {share * before} cores, {whose}"
+    change = change_line(context, step.launch, rf"(--cpus-per-task[= ]|(?<=\s)-c\s*){share}\b",
+                         f"--cpus-per-task={cores}")
+    return change._replace(above=directives) if change else directives
+
+
+def parse_memory_mb(text: str) -> float | None:
+    """Return a size as Slurm reads it, in MB; None if it cannot be read."""
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]+)?)([KMGT]?)[Bb]?", text, re.IGNORECASE)
+    units = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
+    return float(match[1]) * units[match[2].upper()] if match else None
