@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import itertools
 import os
@@ -22,6 +21,7 @@ import pytest
 
 from tests import processes
 from tests.cluster import Cluster
+from tests.leftovers import remove_leftovers
 
 ROOT = Path(__file__).parent.parent
 VENVS = ROOT / ".venvs"
@@ -31,7 +31,6 @@ SLURM_PMI2_LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libpmi2.so.0")
 DEADLINE_S = 100  # for one job; many times what it needs on an idle machine
 SCRATCH = "TESTS_SCRATCH"  # a variable, which processes that are started here inherit
 LIGHT = {"PYTHONPATH": str(ROOT / "tests/standins/light/site-packages")}  # for jobs in which torch makes no difference
-SHARED = ("mpich_shm_*", "sm_segment.*", "vader_segment.*")  # what MPI leaves of jobs that were killed
 STRICT = os.environ.get("MPIDDP_TEST_STRICT") == "1"
 
 Done = subprocess.CompletedProcess[str]
@@ -149,11 +148,7 @@ def scratch() -> str:
 
     def remove() -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        shared = [left for name in SHARED for left in Path("/dev/shm").glob(name)]
-        for left in [*Path("/tmp").glob("hydra_hwloc_xmlfile_*"), *shared]:
-            with contextlib.suppress(FileNotFoundError):
-                if left.stat().st_uid == os.getuid() and left.stat().st_mtime > start:
-                    left.unlink()
+        remove_leftovers(start)
 
     atexit.register(remove)
     return folder

@@ -14,6 +14,7 @@ import pytest
 from mpiddp.ipc import helper_process
 from mpiddp.sentinel.process_cleanup import mapped_segments, remove_unmapped
 from tests import processes
+from tests.leftovers import remove_leftovers
 from tests.messages import find
 from tests.support import (
     DEADLINE_S,
@@ -161,4 +162,16 @@ def test_a_segment_goes_with_the_last_process_that_maps_it(segment: Path) -> Non
     remove_unmapped({one._replace(inode=one.inode + 1) for one in found})  # another file of that name
     assert segment.exists()
     remove_unmapped(found)
+    assert not segment.exists()
+
+
+def test_the_tests_leave_the_segments_of_other_jobs(tmp_path: Path) -> None:
+    (segment := tmp_path / "mpich_shm_1_0").touch()
+    began_s = segment.stat().st_mtime - 1
+    with segment.open():
+        remove_leftovers(began_s, tmp_path)
+        assert segment.exists()
+    remove_leftovers(began_s + 2, tmp_path)
+    assert segment.exists()
+    remove_leftovers(began_s, tmp_path)
     assert not segment.exists()

@@ -1,0 +1,49 @@
+"""Removes what MPI leaves of killed jobs in folders that all jobs share: `python -m tests.leftovers SINCE`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from mpiddp.sentinel.process_cleanup import mapped_segments
+
+SHARED = ("mpich_shm_*", "sm_segment.*", "vader_segment.*", "sem.mp-*")
+HWLOC = "hydra_hwloc_xmlfile_*"  # which a rank of MPICH reads in MPI_Init
+
+
+def remove_leftovers(since_s: float, memory: Path = Path("/dev/shm")) -> None:
+    """Remove this user's files that are younger than a time and that no process has open or maps.
+
+    Another job of the user may start at the same time: without its segment its ranks wait for each other for ever.
+    """
+    used = set(used_inodes())
+    for path in (path for name in SHARED for path in memory.glob(name)):
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            if status.st_uid == os.getuid() and status.st_mtime > since_s and status.st_ino not in used:
+                path.unlink()
+    if any(process.name() == "hydra_pmi_proxy" for process in psutil.process_iter()):
+        return
+    for path in Path("/tmp").glob(HWLOC):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_uid == os.getuid() and path.stat().st_mtime > since_s:
+                path.unlink()
+
+
+def used_inodes() -> Iterator[int]:
+    """Yield the inodes of the files that processes have open, and of the segments of MPI that they map."""
+    for pid in psutil.pids():
+        yield from (segment.inode for segment in mapped_segments(pid))
+        with contextlib.suppress(OSError):
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    yield link.stat().st_ino
+
+
+if __name__ == "__main__":
+    remove_leftovers(Path(sys.argv[1]).stat().st_mtime)
