@@ -21,18 +21,25 @@ def remove_leftovers(since_s: float, memory: Path = Path("/dev/shm")) -> None:
 
     Another job of the user may start at the same time: without its segment its ranks wait for each other for ever.
     """
-    used = set(used_inodes())
-    for path in (path for name in SHARED for path in memory.glob(name)):
+    own = [path for name in SHARED for path in memory.glob(name) if is_own(path, since_s)]
+    used = set(used_inodes())  # looked up after the list, which lacks the segments of jobs that start meanwhile
+    for path in own:
         with contextlib.suppress(FileNotFoundError):
-            status = path.stat()
-            if status.st_uid == os.getuid() and status.st_mtime > since_s and status.st_ino not in used:
+            if path.stat().st_ino not in used:
                 path.unlink()
-    if any(process.name() == "hydra_pmi_proxy" for process in psutil.process_iter()):
+    if any(process.info["name"] == "hydra_pmi_proxy" for process in psutil.process_iter(["name"])):
         return
     for path in Path("/tmp").glob(HWLOC):
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_uid == os.getuid() and path.stat().st_mtime > since_s:
-                path.unlink()
+        if is_own(path, since_s):
+            path.unlink(missing_ok=True)
+
+
+def is_own(path: Path, since_s: float) -> bool:
+    """Return whether a file is this user's and younger than a time."""
+    with contextlib.suppress(FileNotFoundError):
+        status = path.stat()
+        return status.st_uid == os.getuid() and status.st_mtime > since_s
+    return False
 
 
 def used_inodes() -> Iterator[int]:
