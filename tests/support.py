@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import os
+import random
 import re
 import shutil
 import socket
@@ -29,6 +31,7 @@ EXAMPLES = ROOT / "examples"
 PROGRAMS = ROOT / "tests" / "programs"
 SLURM_PMI2_LIBRARY = Path("/usr/lib/x86_64-linux-gnu/libpmi2.so.0")
 DEADLINE_S = 100  # for one job; many times what it needs on an idle machine
+EPHEMERAL_PORT = 32768  # the kernel gives ports from here on: Linux's ip_local_port_range, if nobody changes it
 SCRATCH = "TESTS_SCRATCH"  # a variable, which processes that are started here inherit
 LIGHT = {"PYTHONPATH": str(ROOT / "tests/standins/light/site-packages")}  # for jobs in which torch makes no difference
 STRICT = os.environ.get("MPIDDP_TEST_STRICT") == "1"
@@ -187,9 +190,11 @@ def check(done: Done, status: int = 0) -> Done:
 
 
 def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """Return a port that is free, and so is the next; the kernel gives neither to anybody who asks for any port."""
+    for port in random.sample(range(20000, EPHEMERAL_PORT - 1, 2), 100):
+        with contextlib.suppress(OSError), socket.create_server(("", port)), socket.create_server(("", port + 1)):
+            return port
+    raise AssertionError(f"no two ports in a row are free below {EPHEMERAL_PORT}")
 
 
 HELLO = re.compile(r"\[tcp://(?P<address>[^\]]+):(?P<port>\d+)\] "

@@ -58,6 +58,15 @@ print(os.environ["RANK"], sys.stdout.line_buffering, sys.stdout.write_through, c
 sys.stdout.reconfigure(line_buffering=False)
 print("last words", end="")
 """
+EACH_WRITE = """
+import ctypes, os, socket
+reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+os.dup2(writer.fileno(), 1)
+libc = ctypes.CDLL(None)
+for line in (b"first %d\\n", b"second %d\\n"):
+    libc.printf(line, int(os.environ["RANK"]))
+os.write(2, reader.recv(99) + reader.recv(99))
+"""
 OWN_MAIN = """
 import sys, mpiddp
 with mpiddp.process_group() as env:
@@ -145,6 +154,14 @@ def test_stdout_is_buffered_by_lines_unless_somebody_says_otherwise(quick: Mpi, 
     (program := tmp_path / "own.py").write_text(OWN_MAIN)
     done = check(processes.run(*mpiexec_command(quick, 2, program), timeout=DEADLINE_S, env=single_node_environ(quick)))
     assert sorted(done.stdout.splitlines()) == ["0 False", "1 False"]
+
+
+@pytest.mark.parametrize("mpi", EACH_MPI)
+def test_c_writes_whole_lines(mpi: Mpi, tmp_path: Path) -> None:
+    """MPICH makes C's stdout unbuffered. A socket of datagrams shows what each write writes."""
+    (script := tmp_path / "writes.py").write_text(EACH_WRITE)
+    for env in ({}, {"PYTHONUNBUFFERED": "1"}):
+        assert "first 0\nsecond 0\n" in check(mpiexec(mpi, 1, script, env=env)).stderr
 
 
 @pytest.mark.torch

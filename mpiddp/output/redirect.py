@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 FOLDED_PREFIX = "[{rank}] "
 IOLBF = 1  # C's _IOLBF in glibc and musl
+C_BUFFER_BYTES = 8192  # C's BUFSIZ in glibc
 
 
 class OutputTarget(NamedTuple):
@@ -212,14 +213,18 @@ def is_open(descriptor: int) -> bool:
 
 
 def enable_line_buffering() -> None:
-    """Flush stdout after each line, as on a terminal, unless it is unbuffered (python -u).
+    """Flush stdout after each line, as on a terminal; Python's not if it is unbuffered (python -u).
 
     This includes C's stdout, on which NCCL prints (its src/debug.cc). A script may reconfigure or replace its stdout.
+    MPICH and python -u make C's stdout unbuffered: without a new buffer it would keep one of a single character, and
+    lines of ranks would mix.
     """
     import ctypes
 
     libc = ctypes.CDLL(None)
-    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, IOLBF, 0)
+    libc.malloc.restype = ctypes.c_void_p
+    buffer = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(C_BUFFER_BYTES)))  # C uses it until the process has ended
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), buffer, IOLBF, ctypes.c_size_t(C_BUFFER_BYTES))
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:
         with contextlib.suppress(OSError, ValueError):  # earlier output cannot be flushed; it is closed
             sys.stdout.reconfigure(line_buffering=True)
