@@ -834,6 +834,20 @@ def test_the_command(quick: Mpi, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_a_centres_launch_line_is_shown_with_findings(quick: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    profile = tmp_path / "site.toml"
+    profile.write_text('site = {name = "Testbed", contact = "me"}\n'
+                       'launch = {line = "srun -ul python -m mpiddp train.py", options = ["--gpus=4", "--x"]}\n')
+    lines = [message("doctor/site_start", site="Testbed", line="srun -ul python -m mpiddp train.py"),
+             message("doctor/site_options", site="Testbed", options="--gpus=4 --x")]
+    for start, status, shown in ((START, 0, []), (START.replace(" --cpus-per-task=8", ""), 1, lines)):
+        (tmp_path / "job.sh").write_text(HEAD + start)
+        done = alone(quick, "-m", "mpiddp.doctor", "job.sh", cwd=tmp_path, env={"MPIDDP_SITE": str(profile)})
+        assert [line for line in support.check(done, status).stdout.splitlines() if "Testbed" in line] == shown
+
+
+@pytest.mark.process
 def test_neither_mpi_nor_torch_are_imported(quick: Mpi, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(HEAD + START)
     code = ("import sys; from mpiddp.doctor.__main__ import main; main(['job.sh'])\n"

@@ -8,7 +8,7 @@ import pytest
 
 from mpiddp.runner.exec import is_program
 from tests.messages import find, message
-from tests.support import MPICH_FIRST, Mpi, check, mpiexec
+from tests.support import MPICH_FIRST, Mpi, check, free_port, mpiexec
 
 pytestmark = pytest.mark.light
 
@@ -46,7 +46,8 @@ def script(tmp_path: Path) -> Path:
 @pytest.mark.torch
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_the_new_program_makes_its_group_and_gives_the_status(mpi: Mpi, script: Path) -> None:
-    done = check(mpiexec(mpi, 2, script), 5)
+    """It listens on the port of the job again, which nobody else gets meanwhile."""
+    done = check(mpiexec(mpi, 2, "--port", free_port(), script), 5)
     assert sorted(done.stdout.splitlines()) == ["0 2", "1 2"]
     assert done.stderr.splitlines().count(message("launch/exec_replaces_script", call="os.execv")) == 1
     assert "mpiddp: failed" not in done.stderr

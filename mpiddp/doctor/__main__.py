@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         write_line(NEEDS_PARSER)
         return EXIT_USAGE
+    from ..discovery.site_profile import load_site
     from .context import Host
     from .report import as_json, format_findings
     from .rules import check
@@ -63,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return print_conversion(script)
     findings = check(script, Host("", os.environ))
     text = as_json(script, findings) if options.json else format_findings(
-        script, findings, terminal_width(), has_colours=sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+        script, findings, terminal_width(), has_colours=sys.stdout.isatty() and "NO_COLOR" not in os.environ,
+        profile=load_site(os.environ).profile)
     return print_answer(text) or int(bool(findings))
 
 

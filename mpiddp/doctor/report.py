@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from ..discovery.site_schema import SiteProfile
 from .batch_script import BatchScript
 from .findings import MIN_WIDTH, Finding, count_severities, format_severity, wrap
 
 NOTHING = "nothing found by reading the script: whether the nodes have these cores and GPUs is not checked"
 
 
-def format_findings(script: BatchScript, findings: Sequence[Finding], width: int, has_colours: bool) -> str:
-    """Return findings, each with its line, the reason and what to write; then what was not followed."""
+def format_findings(
+    script: BatchScript, findings: Sequence[Finding], width: int, has_colours: bool, profile: SiteProfile | None = None,
+) -> str:
+    """Return findings, each with its line, the reason and what to write; then what was not followed.
+
+    If there are findings and the centre has a profile, the last lines show how the centre starts a job.
+    """
     lines = []
     for position, finding in enumerate(findings, 1):
         later = {text for other in findings[position:] for text in other.suggestion.splitlines()}
@@ -24,6 +30,9 @@ def format_findings(script: BatchScript, findings: Sequence[Finding], width: int
         lines += wrap(finding.reason, max(width, MIN_WIDTH), "  why    ")
         lines += [f"  write  {text}" for text in finding.suggestion.splitlines() if text not in later]
     lines += [f"{script.path}:{note.line}: not followed: {note.text}" for note in script.not_followed]
+    if findings and profile is not None:
+        lines += [f"{profile.name}: {title} {text}" for title, text in (
+            ("start with", profile.launch_line), ("options of a job", " ".join(profile.launch_options))) if text]
     return "\n".join([*lines, summarize(script, findings)])
 
 
