@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..base.files import parse_stream_path
 from .directives import Directive, Request, Scheduler, read_directives, read_request
 from .launches import Launch, Program, Reader
-from .shell import SHELLS, Command, Note, QuoteError, Shell, find_document_lines, parse_statements
+from .shell import SHELLS, Command, Note, QuoteError, Selection, Shell, find_document_lines, parse_statements
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -47,7 +47,8 @@ class NotABatchScript(ValueError):  # noqa: N818
 class BatchScript:
     """A job script; `variables` are the values at its end, `exported` the names that programs get.
 
-    `document_lines` are the lines of its here documents.
+    `document_lines` are the lines of its here documents; `selections` are elements of arrays, one for each job of a job
+    array.
     """
 
     path: str
@@ -65,6 +66,7 @@ class BatchScript:
     exported: frozenset[str] = field(default_factory=frozenset)
     request: Request = field(default_factory=Request)
     document_lines: frozenset[int] = frozenset()
+    selections: tuple[Selection, ...] = ()
 
     @property
     def trainings(self) -> tuple[Launch, ...]:
@@ -125,7 +127,7 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
     exported = {name: value for name, value in shell.variables.items()
                 if name in shell.exported and isinstance(value, str)}
     reader = Reader({name: value for name, value in exported.items() if shell.show(value) == value},
-                    is_empty, lambda name: open_script(path, name))
+                    is_empty, lambda name: open_script(path, name), shell.documents)
     all_launches = tuple(filter(None, map(reader.read, shell.commands)))
     trainings = (number for number, launch in enumerate(all_launches) if launch.is_training)
     late = next(islice(trainings, MAX_TRAININGS, None), None)
@@ -141,7 +143,7 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
         {name: text for name, value in shell.variables.items() if name in shell.lines
          and shell.show(text := value if isinstance(value, str) else " ".join(value)) == text},
         dict(shell.lines), tuple(shell.commands), tuple(sorted(set(notes), key=lambda note: note.line)),
-        frozenset(shell.exported), request, document_lines)
+        frozenset(shell.exported), request, document_lines, tuple(dict.fromkeys(shell.selections)))
 
 
 def parse_script(text: str) -> Node:
