@@ -33,6 +33,7 @@ CRAY_SIGNS = (r"cray|prgenv|\bcpe\b|cudatoolkit|libfabric|aws-ofi|shifter|podman
               r"slingshot|--network=")
 OPEN_MPI_OPTIONS = ("x", "mca", "npernode", "oversubscribe", "allow-run-as-root", "report-bindings")
 FITTING_MPI = {"Open MPI": "pmix", "Intel MPI": "pmi2", "MPICH": "pmi2"}
+EARLY_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 TASK_VARIABLES = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
 INNER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
 
@@ -185,11 +186,18 @@ def check_no_launcher(context: Context) -> Iterator[Problem]:
                           f"{start} {python}" if is_ours else f"{start} python -m mpiddp {launch.script or ''}".strip())
 
 
-@rule("no-training", "directives, but no line that starts a training")
+@rule("no-training", "directives, but no line that starts a training, or none that could be followed to one")
 def check_no_training(context: Context) -> Iterator[Problem]:
-    """Look for a script that starts nothing, as far as all of it could be followed."""
+    """Look for a script that starts nothing, or of which nothing that it starts could be followed."""
     script = context.script
-    if script.directives and not script.launches and not script.not_followed:
+    launches = [launch for launch in script.launches if launch.launcher and (launch.script or launch.unknown)]
+    if script.directives and not script.trainings and launches:
+        launch = launches[-1]
+        started = launch.script or " ".join(launch.program_words[:3])
+        yield Problem(Severity.WARNING, launch.line, f"what {started} starts is not known: no training was checked",
+                      "no line starts Python, torchrun, accelerate or deepspeed that the doctor can follow; it reads a "
+                      "shell script that is started if it is here, or is written by a here document")
+    elif script.directives and not script.launches and not script.not_followed:
         yield Problem(Severity.NOTE, script.directives[0].line, "no line starts a training",
                       "nothing starts Python, torchrun, accelerate or deepspeed: right for a script that only prepares "
                       "data")
@@ -214,10 +222,20 @@ def check_split_world(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.ERROR, launch.line, f"--nnodes={given} on {nodes} nodes",
                           "torchrun waits for nodes that do not come, or leaves nodes out",
                           set_nodes(context, launch, nodes))
+        elif is_own_address(launch, endpoint or find_option(launch.options, "master-addr") or ""):
+            yield Problem(Severity.ERROR, launch.line, f"each of {nodes} nodes takes its own name for the first node's",
+                          "each node waits for itself: the name must be found once, before srun",
+                          "python -m mpiddp needs no address")
         elif re.match(r"(localhost|127\.0\.0\.1|0\.0\.0\.0)(:|$)",
                       endpoint or find_option(launch.options, "master-addr") or ""):
             yield Problem(Severity.ERROR, launch.line, f"the address of the first node is localhost, on {nodes} nodes",
                           "each node waits for itself", "python -m mpiddp needs no address")
+
+
+def is_own_address(launch: Launch, address: str) -> bool:
+    """Return whether a shell in each task makes an address of its own node's name."""
+    match = re.match(r"(\$\(hostname[^()]*\)|`hostname[^`]*`|\$\{?HOSTNAME\}?)(:|$)", address)
+    return match is not None and launch.followed != "" and match[1] not in launch.early
 
 
 def set_nodes(context: Context, launch: Launch, nodes: int) -> Suggestion:
@@ -232,9 +250,13 @@ def set_nodes(context: Context, launch: Launch, nodes: int) -> Suggestion:
 @rule("early-variable", "a task's variable that the batch script expands, so that all tasks get the same")
 def check_early_variable(context: Context) -> Iterator[Problem]:
     """Look for $SLURM_PROCID and its like in words that the batch shell expands."""
+    yield from check_early_exports(context)
     for step in context.steps:
         launch = step.launch
-        if not launch.launcher or launch.followed or launch.in_loop:
+        if not launch.launcher or launch.in_loop:
+            continue
+        if launch.followed:
+            yield from check_early_text(context, launch)
             continue
         for name in TASK_VARIABLES:
             if any(part in (f"${name}", f"${{{name}}}") for part in launch.unknown):
@@ -243,6 +265,43 @@ def check_early_variable(context: Context) -> Iterator[Problem]:
                               "python -m mpiddp sets the ranks" if launch.program is Program.MPIDDP else
                               f"{launch.launcher} bash -c '… ${name} …'     # python -m mpiddp sets the ranks itself")
                 break
+
+
+def check_early_text(context: Context, launch: Launch) -> Iterator[Problem]:
+    """Look for variables of a task in a text that the batch shell expands, and a shell in each task reads."""
+    script = context.script
+    own = range(launch.line, launch.line + launch.text.count("\n") + 1)
+    for name in TASK_VARIABLES:
+        if not {f"${name}", f"${{{name}}}"} & {*launch.early}:
+            continue
+        pattern = rf"(?<!\\)\$(?=\{{?{name}\b)"
+        line = next((number for number in sorted({*script.document_lines, *own}) if re.search(
+            pattern, script.lines[number - 1]) and not re.match(r"\s*(echo|printf|#)", script.lines[number - 1])), None)
+        if line is not None:
+            yield Problem(Severity.ERROR, line, f"${name} is expanded before {launch.launcher} starts",
+                          "the batch script's own value, 0, goes to all tasks: a here document without quotes, and a "
+                          "text in double quotes, are expanded at once",
+                          "python -m mpiddp sets the ranks" if launch.program is Program.MPIDDP else
+                          Change(line - 1, ((pattern, r"\$"),)))
+            return
+
+
+def check_early_exports(context: Context) -> Iterator[Problem]:
+    """Look for `export RANK=$SLURM_PROCID` and its like in the batch script."""
+    script = context.script
+    steps = [step for step in context.steps if step.launch.launcher and not step.launch.followed
+             and not step.launch.in_loop]
+    for number, text in enumerate(script.lines, 1):
+        match = re.match(rf"\s*(?:export|declare -x)\s+(\w+)=[\"']?\$\{{?({'|'.join(TASK_VARIABLES)})\b", text)
+        if match is None or number in script.document_lines:
+            continue
+        is_device = match[1].endswith("VISIBLE_DEVICES")
+        if match[1] in (*EARLY_RANKS, "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") and any(
+                step.launch.line > number and (is_device or step.launch.program is Program.PYTHON) for step in steps):
+            yield Problem(Severity.ERROR, number, f"${match[2]} is expanded before the tasks start",
+                          f"the batch script's own value, 0, goes to all tasks as {match[1]}",
+                          f"# {match[1]}: remove this line" if is_device else
+                          "srun --mpi=pmix python -m mpiddp …     # sets the ranks")
 
 
 @rule("unset-variable", "a variable that Slurm sets only with an option that is not given")
@@ -369,10 +428,16 @@ def parse_options(words: Sequence[str]) -> str:
 @rule("background-wait", "a training in the background without a wait")
 def check_background_wait(context: Context) -> Iterator[Problem]:
     """Look for a launch with & after which the script ends."""
-    for step in context.steps:
-        launch = step.launch
+    script = context.script
+    started = [step.launch for step in context.steps]
+    last = script.launches[-1:]
+    if not started and last and last[0].launcher in (*LAUNCHERS, "flux") and all(
+            command.words[0] in ("echo", "printf", "date", "exit", ":", "true") for command in script.commands
+            if command.line > last[0].line):
+        started = [last[0]]
+    for launch in started:
         if launch.is_background and not any(command.words[0] == "wait" and command.line >= launch.line
-                                            for command in context.script.commands):
+                                            for command in script.commands):
             yield Problem(Severity.ERROR, launch.line,
                           "the training runs in the background, and nothing waits for it",
                           "the job ends with the script, and kills the training", "wait")

@@ -77,9 +77,9 @@ class Launch:
     and the program: containers, numactl, env. `program_words` begin with the program; `options` are those before the
     user's `script`, `script_words` the script with its arguments. `inner` is a launcher that is started by this one;
     `supervised` are the options of mpiddp.supervise, None without it. `followed` is the shell script or text that the
-    launcher starts and in which the program was found; `early` are the unknown parts of it that the job script's shell
-    expands, not that of the task. `unknown` could not be followed; if `has_unknown_options`, an unknown word stands
-    among the launcher's options.
+    launcher starts and in which the program was found, `inner_text` its text; `early` are the unknown parts of it that
+    the job script's shell expands, not that of the task. `unknown` could not be followed; if `has_unknown_options`, an
+    unknown word stands among the launcher's options.
     """
 
     line: int
@@ -99,6 +99,7 @@ class Launch:
     inner: str = ""
     supervised: tuple[str, ...] | None = None
     followed: str = ""
+    inner_text: str = ""
     early: tuple[str, ...] = ()
     inner_commands: tuple[Command, ...] = ()
     assignments: Mapping[str, str] = field(default_factory=dict)
@@ -229,8 +230,9 @@ class Reader:
         return replace(
             base, program=inner.program, program_words=inner.program_words, script=inner.script,
             options=inner.options, script_words=inner.script_words, is_module=inner.is_module, inner=inner.launcher,
-            followed=name or "text", early=tuple(early), wrapper_words=(*base.wrapper_words, *inner.wrapper_words),
-            unknown=(*base.unknown, *inner.unknown), inner_commands=tuple(shell.commands))
+            followed=name or "text", inner_text=text, early=tuple(early),
+            wrapper_words=(*base.wrapper_words, *inner.wrapper_words), unknown=(*base.unknown, *inner.unknown),
+            inner_commands=tuple(shell.commands))
 
     def _find_document(self, command: Command, name: str) -> Word | None:
         """Return the text of a shell script that the job script writes itself, None if it does not."""

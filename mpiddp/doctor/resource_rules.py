@@ -29,8 +29,8 @@ from .findings import Severity
 
 WHOLE_NODE_GPUS = 8  # nodes with more GPUs are rare
 MIN_MB_PER_RANK = 2048  # torch with CUDA needs about that much memory of the host
-MIN_WALLTIME_S = 300  # mpiddp waits as long for the start: torch comes from a shared file system
-HOURS = re.compile(r"(0?[1-9]|12|24|36|48|72|96):00")  # read as minutes by Slurm, and mostly meant as hours
+CONTAINER_VALUES = ("-B", "--bind", "--pwd", "--cwd", "-H", "--home", "-o", "--overlay", "--env", "--env-file",
+                    "-W", "--workdir", "-S", "--scratch", "-v", "--volume", "-w", "--mount", "--network")
 CPU_MAPS = ("none", "map_cpu", "mask_cpu", "map_ldom", "mask_ldom", "no")
 
 
@@ -50,6 +50,9 @@ def check_tasks_per_node(context: Context) -> Iterator[Problem]:
             is_refused = processes == 1 and step.launch.program is Program.MPIDDP
             reason = "mpiddp refuses to start (idle-gpus)" if is_refused else (
                 f"{count(gpus - processes, 'GPU')} of each node will be idle")
+            if (step.request.gpus_per_task or 0) > 1 and "gpus-per-task" in context.script.option_lines:
+                yield multiply_gpus(context, step, processes)
+                continue
             yield Problem(Severity.ERROR if is_refused or processes == 1 else Severity.WARNING, line,
                           f"{count(processes, 'process')} per node for {count(gpus, 'GPU')} per node",
                           f"one process uses one GPU; {reason}",
@@ -57,6 +60,16 @@ def check_tasks_per_node(context: Context) -> Iterator[Problem]:
         elif find_option(step.launch.options, "share-gpus") is None:
             yield Problem(Severity.ERROR, line, f"{processes} processes per node for {count(gpus, 'GPU')} per node",
                           "each process needs a GPU of its own", suggest_processes(context, step, gpus))
+
+
+def multiply_gpus(context: Context, step: Step, processes: int) -> Problem:
+    """Return what is wrong with several GPUs for each task."""
+    per_task = step.request.gpus_per_task
+    return Problem(Severity.WARNING, context.option_line("gpus-per-task"),
+                   f"--gpus-per-task={per_task} for {count(processes, 'task')} per node: "
+                   f"{count(step.request.gpus_per_node or 0, 'GPU')} per node",
+                   "one process uses one GPU: the job is refused if nodes have fewer GPUs, and otherwise GPUs are idle",
+                   f"#SBATCH --gpus-per-node={processes}")
 
 
 def is_alone(step: Step) -> bool:
@@ -285,28 +298,12 @@ def check_exclusive(context: Context) -> Iterator[Problem]:
     """Look for a job that uses all GPUs of nodes that other jobs may share."""
     options, request = context.script.options, context.script.request
     if (context.script.scheduler is Scheduler.SLURM and (request.gpus_per_node or 0) >= WHOLE_NODE_GPUS
+            and (request.gpus_per_task or 1) == 1
             and "exclusive" not in options and parse_memory_mb(options.get("mem", "")) != 0 and context.steps):
         yield Problem(Severity.WARNING, context.option_line(*GPU_OPTIONS),
                       f"{request.gpus_per_node} GPUs per node without --exclusive",
                       "other jobs may use the node's cores and memory beside a job that has all of its GPUs",
                       "#SBATCH --exclusive")
-
-
-@rule("walltime", "a walltime that is shorter than a start, or minutes that are meant as hours")
-def check_walltime(context: Context) -> Iterator[Problem]:
-    """Look at the walltime."""
-    walltime = context.script.request.walltime_s
-    name = next((name for name in ("time", "walltime", "time-limit") if name in context.script.options), "")
-    text = context.script.options.get(name, "")
-    if context.script.scheduler is Scheduler.SLURM and HOURS.fullmatch(text):
-        yield Problem(Severity.WARNING, context.option_line(name),
-                      f"--time={text} is {count(int(text.partition(':')[0]), 'minute')}",
-                      "Slurm reads two numbers as minutes and seconds", f"#SBATCH --time={text}:00")
-    elif walltime is not None and 0 < walltime < MIN_WALLTIME_S:
-        yield Problem(Severity.WARNING, context.option_line(name), f"a walltime of {count(walltime, 'second')}",
-                      "importing torch from a shared file system alone can take minutes",
-                      {"time": "#SBATCH --time=00:10:00", "walltime": "#PBS -l walltime=00:10:00"}.get(name, "")
-                      if context.script.scheduler is not Scheduler.LSF else "#BSUB -W 10")
 
 
 @rule("mpirun-ranks", "mpirun -n against the tasks of the job")
@@ -365,8 +362,14 @@ def insert_word(context: Context, launch: Launch, program: str, option: str) -> 
 
 
 def has_unknown_word(step: Step) -> bool:
-    """Return whether words before the program are unknown, among which an option may be."""
-    return any(getattr(word, "is_unknown", False) for word in step.launch.wrapper_words)
+    """Return whether words before the program are unknown, among which an option may be.
+
+    A word in quotes that is no array, and the value of an option, are none.
+    """
+    words = step.launch.wrapper_words
+    return any(getattr(word, "is_unknown", False) and before not in CONTAINER_VALUES
+               and ("@" in word or f'"{word}"' not in step.launch.text)
+               for before, word in zip(("", *words), words, strict=False))
 
 
 @rule("visible-devices", "CUDA_VISIBLE_DEVICES with fewer GPUs than the job has")

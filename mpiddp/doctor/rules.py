@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from . import file_rules, launch_rules, resource_rules, signal_rules
+from . import argument_rules, file_rules, launch_rules, resource_rules, shell_rules, signal_rules, time_rules
 from .batch_script import BatchScript
 from .context import Change, Context, Host, Rule, Suggestion
 from .directives import read_request
 from .findings import Finding
 
-RULES = {value.name: value for module in (launch_rules, file_rules, resource_rules, signal_rules)
+RULES = {value.name: value for module in (
+    launch_rules, argument_rules, file_rules, resource_rules, time_rules, signal_rules, shell_rules)
          for value in vars(module).values() if isinstance(value, Rule)}
 Edits = Mapping[int, Iterable[tuple[str, str]]]
 

@@ -363,7 +363,7 @@ class Shell:
 
     def _visit_command(self, node: Node, is_background: bool) -> None:
         """Record a simple command with its redirections, and follow what it starts in this shell."""
-        document: Word | None = None
+        document: str | None = None
         written: list[tuple[Word, bool]] = []
         statement = node
         if node.type == "redirected_statement":
@@ -386,9 +386,9 @@ class Shell:
                           {name: self.show(value if isinstance(value, str) else " ".join(value))
                            for name, value in assignments},
                           tuple(file for file, is_appended in written if not is_appended), is_background,
-                          self._loops > 0, self._folder, document)
+                          self._loops > 0, self._folder, None if document is None else self._word(document))
         self._write_document(command, written)
-        self._run(command, words, node)
+        self._run(command, words, node, document)
 
     def _write_document(self, command: Command, written: Sequence[tuple[Word, bool]]) -> None:
         """Keep the text of a here document that `cat` or `tee` writes to files."""
@@ -403,7 +403,7 @@ class Shell:
             self.documents[path] = document if before is None else Word(
                 before + document, (*before.unknown, *document.unknown))
 
-    def _run(self, command: Command, words: list[str], node: Node) -> None:
+    def _run(self, command: Command, words: list[str], node: Node, document: str | None) -> None:
         """Follow a command that acts on the shell itself, and record any other."""
         name = words[0]
         if name == "eval":
@@ -414,6 +414,8 @@ class Shell:
             self._parameters = self._parameters[as_number((words[1:] or ["1"])[0]) or 0:]
         elif name == "set" and words[1:2] == ["--"]:
             self._parameters = words[2:]
+        elif name == "read" and document is not None and "-d" in words:  # up to the end of the here document
+            self._assign(words[-1], document.strip(), node)
         elif name in READING_COMMANDS:
             for word in words[1:]:
                 if re.fullmatch(NAME, word):
@@ -474,21 +476,21 @@ class Shell:
                 targets += ((self._word(text), sign.endswith(">>")) for text in self._expand(target))
         return targets
 
-    def _read_document(self, redirect: Node) -> Word | None:
+    def _read_document(self, redirect: Node) -> str | None:
         """Return the text of a here document; the shell expands it if its delimiter has no quotes."""
         body = next((child for child in redirect.named_children if child.type == "heredoc_body"), None)
         if body is None:
             return None
         delimiter = next((read_text(child) for child in redirect.children if child.type == "heredoc_start"), "")
         if re.search(r"[\"'\\]", delimiter):
-            return Word(read_text(body))
+            return read_text(body)
         text, source, position = "", body.text or b"", body.start_byte
         for child in body.children:
             text += unescape_document(source[position - body.start_byte:child.start_byte - body.start_byte].decode(
                 errors="replace"))
             text += unescape_document(read_text(child)) if child.type == "heredoc_content" else self._join(child)
             position = child.end_byte
-        return self._word(text + unescape_document(source[position - body.start_byte:].decode(errors="replace")))
+        return text + unescape_document(source[position - body.start_byte:].decode(errors="replace"))
 
     # --- words
 
@@ -589,10 +591,23 @@ class Shell:
             yield self._expand_arithmetic(node), False
         elif kind == "command_substitution" and (match := WHICH.fullmatch(text.strip("$()`").strip())):
             yield match[1], True
+        elif kind == "command_substitution" and (document := self._find_cat(node)) is not None:
+            yield document.rstrip("\n"), False
         elif kind == "brace_expression" or not node.is_named:
             yield text, True
         else:
             yield self._mark(text), False
+
+    def _find_cat(self, node: Node) -> str | None:
+        """Return the here document that `$(cat <<EOF …)` is, None for another substitution."""
+        statements = node.named_children
+        if len(statements) != 1 or statements[0].type != "redirected_statement":
+            return None
+        body = statements[0].child_by_field_name("body")
+        redirects = statements[0].children_by_field_name("redirect")
+        if body is None or read_text(body) != "cat" or [each.type for each in redirects] != ["heredoc_redirect"]:
+            return None
+        return self._read_document(redirects[0])
 
     def _string_pieces(self, node: Node) -> Iterator[tuple[Value, bool]]:
         """Yield the parts of a string in double quotes; the parser leaves some white space to no node."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from .batch_script import Command, Program, Scheduler
 from .context import Context, Problem, Step, find_option, is_mpirun, rule
-from .file_rules import list_places
+from .files import list_places
 from .findings import Severity
 
 DEFAULT_SIGNAL_S = 60  # man sbatch, --signal

@@ -1,0 +1,165 @@
+"""Rules about the arguments of the training script: arrays of values, folders that one node has, options of mpiddp."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from ..options.table import FLAGS, OPTIONS
+from .arguments import read_array
+from .batch_script import Command, Launch, Program, Scheduler
+from .context import Change, Context, Problem, Step, Suggestion, rule
+from .file_rules import is_activation
+from .files import NODE_FOLDERS, list_places
+from .findings import Severity
+from .launches import LAUNCHERS
+from .shell import Word
+
+OTHER_PARSERS = re.compile(r"parse_known_args|parents\s*=|add_\w*(args|arguments)\(|HfArgumentParser|from_argparse")
+FILLERS = ("tar", "cp", "rsync", "unzip", "mv", "wget", "curl", "git")
+SPREADERS = (*LAUNCHERS, "pdsh", "clush", "pbsdsh", "ssh", "blaunch", "sbcast", "parallel", "dsh")
+
+
+@rule("array-values", "a job array with other numbers than its list of values")
+def check_array_values(context: Context) -> Iterator[Problem]:
+    """Compare the numbers of an array's jobs with the arrays of the script from which each job takes an element."""
+    variable, numbers = read_array(context)
+    line = context.option_line("array", "job-name")
+    for selection in context.script.selections if numbers else ():
+        last = max(numbers) + selection.offset
+        correct = f"0-{selection.length - 1}" if not selection.offset else (
+            f"{-selection.offset}-{selection.length - 1 - selection.offset}")
+        suggestion: Suggestion = change_line_of(context, line, rf"{min(numbers)}-{max(numbers)}", correct)
+        if last >= selection.length:
+            late = [number for number in numbers if number + selection.offset >= selection.length]
+            which = f"{variable}={late[0]}" + f" to {late[-1]}" * (len(late) > 1)
+            yield Problem(Severity.ERROR, selection.line,
+                          f"{selection.text} is empty for {which}: {selection.name} has {selection.length} values",
+                          "the first value has the number 0; a job without a value waits in the queue, and fails",
+                          suggestion)
+        elif min(numbers) + selection.offset >= 0 and len(numbers) < selection.length:
+            yield Problem(Severity.NOTE, selection.line,
+                          f"{selection.name} has {selection.length} values, the array has {len(numbers)} jobs",
+                          "no job takes the other values", suggestion)
+
+
+def change_line_of(context: Context, line: int | None, pattern: str, replacement: str) -> Change | None:
+    """Return the change of a line in which a pattern stands once, None for another line."""
+    text = context.script.lines[line - 1] if line else ""
+    return Change(line - 1, ((pattern, replacement),)) if line and len(re.findall(pattern, text)) == 1 else None
+
+
+@rule("late-option", "options of mpiddp behind the training script, which gets them")
+def check_late_option(context: Context) -> Iterator[Problem]:
+    """Look for options of mpiddp among the arguments of a script that has no such options."""
+    for step in context.steps:
+        launch = step.launch
+        if launch.program is not Program.MPIDDP or not launch.script or launch.container:
+            continue
+        texts = map(context.host.read, list_places(context, launch.folder, launch.script))
+        text = next(filter(None, texts), "")
+        if "add_argument(" not in text or OTHER_PARSERS.search(text):
+            continue  # its options may come from elsewhere
+        late = list(find_late_options(launch, text))
+        if late:
+            names = [words[0].partition("=")[0] for words in late]
+            is_several = len(late) > 1
+            yield Problem(
+                Severity.ERROR, launch.line, f"{', '.join(names)}: behind {launch.script}, which has no such "
+                f"option{'s' * is_several}",
+                "what stands behind the script goes to the script; options of mpiddp stand before it",
+                move_options(context, launch, [" ".join(words) for words in late]))
+
+
+def find_late_options(launch: Launch, text: str) -> Iterator[tuple[str, ...]]:
+    """Yield the options of mpiddp, with their values, among the arguments of a script that does not name them."""
+    words = launch.script_words[1:]
+    for position, word in enumerate(words):
+        name = word.partition("=")[0].removeprefix("--").replace("_", "-")
+        is_ours = word.startswith("--") and (name in FLAGS or name in OPTIONS)
+        if not is_ours or re.search(re.escape(name).replace(r"\-", "[-_]"), text):
+            continue
+        following = words[position + 1:position + 2]
+        takes_value = name in OPTIONS and "=" not in word
+        if takes_value and "nargs" not in OPTIONS[name] and (not following or following[0].startswith("-")):
+            continue  # not the form of ours
+        yield (word, *following) if takes_value and following and not following[0].startswith("-") else (word,)
+
+
+def move_options(context: Context, launch: Launch, options: list[str]) -> Suggestion:
+    """Return the line with options before the script, or else the options in their place."""
+    script = re.escape(os.path.basename(launch.script or ""))
+    for position, line in enumerate(context.script.lines):
+        match = re.search(rf"\bmpiddp\b.*?\s(\S*{script})(?=\s|$)", line)
+        if match and not line.lstrip().startswith("#") and all(f" {option}" in line for option in options):
+            edits = [(rf"\s{re.escape(option)}(?!\S)", "") for option in options]
+            return Change(position, (*edits, (rf"(?<=\s){re.escape(match[1])}(?=\s|$)",
+                                              f"{' '.join(options)} {match[1]}")))
+    return f"python -m mpiddp {' '.join(options)} {launch.script} …"
+
+
+@rule("node-folder", "data that only the first node gets in a folder of its own")
+def check_node_folder(context: Context) -> Iterator[Problem]:
+    """Look for commands of the batch script that fill a folder of the node, from which the ranks of all nodes read."""
+    script = context.script
+    nodes = script.request.nodes or 1
+    fills = [(command, folder) for command in script.commands if (folder := find_filled_folder(command))]
+    for step in context.steps[:1] if nodes > 1 else ():
+        for command, folder in fills:
+            if command.line > step.launch.line or not reads_folder(context, step, folder) or is_spread(context, folder):
+                continue
+            yield Problem(
+                Severity.WARNING, command.line, f"only the first of {nodes} nodes gets {folder}",
+                "a batch script runs on the first node, and each node has a folder of its own under this name: the "
+                "other nodes' ranks find nothing", "\n".join(start_per_node(context, nodes, each) for each in (
+                    *find_makers(context, command, folder), command)))
+            return
+
+
+def find_filled_folder(command: Command) -> str:
+    """Return the folder of the node that a command copies or unpacks files to, empty for none."""
+    words, name = command.words, os.path.basename(command.words[0])
+    if name not in FILLERS:
+        return ""
+    places = [words[position + 1] for position, word in enumerate(words[:-1])
+              if (name, word) in (("tar", "-C"), ("tar", "--directory"), ("unzip", "-d"), ("wget", "-P"),
+                                  ("wget", "-O"), ("curl", "-o"))]
+    places += [Word(word.partition("=")[2]) for word in words if name == "tar" and word.startswith("--directory=")]
+    if name == "tar" and not re.search(r"^-?\w*x|--extract|--get", " ".join(words[1:])):
+        return ""
+    if name in ("cp", "rsync", "mv") or (name == "git" and "clone" in words):
+        places = [words[-1]]
+    return next((place.rstrip("/") for place in places if NODE_FOLDERS.match(place)), "")
+
+
+def reads_folder(context: Context, step: Step, folder: str) -> bool:
+    """Return whether the training's words, its variables or its environment lead to a folder."""
+    launch = step.launch
+    exported = [value for name, value in context.script.variables.items() if name in context.script.exported]
+    activated = [word for command in context.script.commands if is_activation(command) for word in command.words[1:]]
+    texts = [*launch.script_words[1:], *launch.program_words[:1], *exported, *activated]
+    return any(re.search(rf"(^|[=:,\s]){re.escape(folder)}(/|$)", text) for text in texts)
+
+
+def is_spread(context: Context, folder: str) -> bool:
+    """Return whether a command that runs on other nodes, too, may fill a folder there."""
+    names = [name for name, value in context.script.variables.items() if value and folder.startswith(value)]
+    forms = [folder, *(form for name in names for form in (f"${name}", f"${{{name}}}"))]
+    trainings = {launch.text for launch in context.script.trainings}
+    return any(os.path.basename(command.words[0]) in SPREADERS and command.text not in trainings
+               and any(form in f"{command.text} {' '.join(command.words)}" for form in forms)
+               for command in context.script.commands)
+
+
+def find_makers(context: Context, command: Command, folder: str) -> list[Command]:
+    """Return the mkdir of a folder before a command that fills it."""
+    return [each for each in context.script.commands if each.words[0] == "mkdir" and each.line < command.line
+            and any(f"{folder}/".startswith(f"{word}/") for word in each.words[1:])][-1:]
+
+
+def start_per_node(context: Context, nodes: int, command: Command) -> str:
+    """Return the line that runs a command once on each node."""
+    if context.script.scheduler is Scheduler.SLURM:
+        return f"srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 {command.text}"
+    return f"mpirun -n {nodes} --map-by ppr:1:node {command.text}     # with Open MPI; MPICH: -ppn 1"

@@ -1,0 +1,106 @@
+"""Rules about the shell of the job script: its first line, variables that programs do not get, output and status."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from .batch_script import Program, Scheduler
+from .context import Context, Problem, Step, change_line, rule
+from .findings import Severity
+
+# Variables that only programs read, so that setting one without export has no effect.
+PROGRAM_VARIABLES = re.compile(
+    r"(NCCL|RCCL|GLOO|TORCH|PYTORCH|CUDA|HIP|HSA|ROCR|MIOPEN|TRITON|TORCHINDUCTOR|HF|TRANSFORMERS|TOKENIZERS|WANDB|"
+    r"MPIDDP|UCX|FI|OMPI_MCA|MPICH|I_MPI|OMP|KMP|MKL)_\w+|PYTHON(UNBUFFERED|PATH|FAULTHANDLER)")
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
+PATTERN_VARIABLES = {"%j": "$SLURM_JOB_ID", "%J": "$SLURM_JOB_ID", "%x": "$SLURM_JOB_NAME",
+                     "%A": "$SLURM_ARRAY_JOB_ID", "%a": "$SLURM_ARRAY_TASK_ID", "%u": "$USER"}
+PATTERN = re.compile(r"%[jJxAau](?![A-Za-z0-9])")
+
+
+@rule("first-line", "a job script of Slurm without #! in its first line")
+def check_first_line(context: Context) -> Iterator[Problem]:
+    """Look at the beginning of the script."""
+    script = context.script
+    if script.scheduler is Scheduler.SLURM and not script.lines[0].startswith("#!"):
+        yield Problem(Severity.ERROR, 1, "the first line does not begin with #!",
+                      "sbatch refuses a script whose first line does not name a shell", "#!/bin/bash")
+
+
+@rule("not-exported", "a variable that no program gets, because it is not exported")
+def check_not_exported(context: Context) -> Iterator[Problem]:
+    """Look for variables of libraries that are set without export and that the script does not read."""
+    script = context.script
+    if not context.steps or context.has_text(r"^\s*set\s+(-\w*a|-o\s+allexport)"):
+        return
+    is_ours = any(step.launch.program is Program.MPIDDP for step in context.steps)
+    for name, line in script.variable_lines.items():
+        text = script.lines[line - 1].strip()
+        is_read = PROGRAM_VARIABLES.fullmatch(name) or (name in RENDEZVOUS and not is_ours)
+        others = [other for number, other in enumerate(script.lines, 1)
+                  if re.search(rf"\b{name}\b", other.split(" #")[0]) and not other.lstrip().startswith("#")
+                  and not re.match(rf"\s*{name}=", other)]
+        if (not is_read or name in script.exported or name in context.host.environ or others
+                or line > context.steps[-1].launch.line or not text.startswith(f"{name}=")
+                or (script.scheduler is Scheduler.PBS and name == "OMP_NUM_THREADS")):
+            continue  # PBS exports that one
+        yield Problem(Severity.WARNING, line, f"{name} is set without export",
+                      "the training does not get it", f"export {text}")
+
+
+@rule("pipe-status", "the status of tee instead of that of the training")
+def check_pipe_status(context: Context) -> Iterator[Problem]:
+    """Look for a training whose output goes to tee, and whose status the script reads."""
+    if context.has_text("pipefail|PIPESTATUS"):
+        return
+    for step in context.steps:
+        rest = read_rest(context, step)
+        match = re.match(r"[\s\\]*\|&?[\s\\]*tee\b[^\n|&;]*(\|\||&&)?", rest)
+        if match is None:
+            continue
+        following = [line for line in rest[match.end():].split("\n")[1:]
+                     if line.strip() and not line.lstrip().startswith("#")]
+        if match[1] or re.search(r"\$\?", (following or [""])[0]):
+            yield Problem(Severity.WARNING, step.launch.line, "the status is that of tee, not that of the training",
+                          "of a pipe the shell keeps the last command's status: a training that failed looks well",
+                          "set -o pipefail     # above this line")
+
+
+def read_rest(context: Context, step: Step) -> str:
+    """Return the script's text behind a launch, empty if the launch does not stand there as it is written."""
+    text = "\n".join(context.script.lines[step.launch.line - 1:])
+    place = text.find(step.launch.text)
+    return text[place + len(step.launch.text):] if place >= 0 else ""
+
+
+@rule("conda-run", "conda run, which keeps the output back until the end")
+def check_conda_run(context: Context) -> Iterator[Problem]:
+    """Look for conda run without --no-capture-output."""
+    for step in context.steps:
+        words = step.launch.wrapper_words
+        is_conda = any(pair == ("conda", "run") for pair in pairwise(words))
+        if is_conda and {"--no-capture-output", "--live-stream", "-s"}.isdisjoint(words) and not any(
+                getattr(word, "is_unknown", False) for word in words):
+            yield Problem(Severity.WARNING, step.launch.line, "conda run without --no-capture-output",
+                          "conda keeps the output back until the training ends, and a job that is killed leaves none",
+                          change_line(context, step.launch, r"\bconda run\b", "conda run --no-capture-output"))
+
+
+@rule("output-pattern", "patterns of #SBATCH --output where the shell reads them")
+def check_output_pattern(context: Context) -> Iterator[Problem]:
+    """Look for %j and its like in files that the shell or tee writes."""
+    if context.script.scheduler is not Scheduler.SLURM:
+        return
+    files = [(step.launch.line, file) for step in context.steps for file in step.launch.outputs]
+    files += [(command.line, word) for command in context.script.commands if command.words[0] == "tee"
+              for word in command.words[1:]]
+    for line, file in files:
+        known = str(file)
+        for part in file.unknown:
+            known = known.replace(part, "")
+        if PATTERN.search(known):
+            correct = PATTERN.sub(lambda match: PATTERN_VARIABLES[match[0]], file)
+            yield Problem(Severity.WARNING, line, f"{file}: the shell does not replace {PATTERN.findall(known)[0]}",
+                          "only #SBATCH lines and options of srun do: all jobs write the same file", correct)
