@@ -27,6 +27,7 @@ TOO_DEEP = "is nested too deeply to be read"
 SCHEDULER_VARIABLES = ("SLURM", "SBATCH_", "PBS_", "LSB_", "LS_", "FLUX_", "PMI", "OMPI_", "PALS_", "NCPUS")
 JOB_VARIABLES = ("HOSTNAME", "TMPDIR", "PWD", "OLDPWD", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "RANDOM",
                  "CONDA_PREFIX", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_SCRATCH", "JOB_TMPDIR")
+CONDA_MODULES = re.compile(r"(\w*/)?(ana|mini)?conda|mini(forge|mamba)|mambaforge", re.IGNORECASE)
 PYTHON_LINE = re.compile(r"(import [\w.]+( as \w+)?|from [\w.]+ import [\w.*, ]+|def \w+\(.*:)\s*$")
 # Files that set up a shell: environments of Python, conda, modules.
 SETUP_FILES = re.compile(r"activate$|(profile|bashrc|bash_profile|conda\.sh|mamba\.sh|/init/\w+|lmod\S*|modules?\.sh|"
@@ -208,6 +209,7 @@ def read_file(path: str) -> str | None:
 
 def note_unread(commands: Sequence[Command], launches: Sequence[Launch]) -> Iterator[Note]:
     """Yield notes on what may change the training and is not read: files, jobs, unknown options."""
+    conda = ""
     for command in commands:
         name, target = command.words[0], next(iter(command.words[1:2]), "")
         if name in ("sbatch", "qsub", "bsub") and not any("$0" in word for word in command.words):
@@ -217,6 +219,14 @@ def note_unread(commands: Sequence[Command], launches: Sequence[Launch]) -> Iter
         elif name.is_unknown and "conda" not in name:
             first = name.splitlines()[0]
             yield Note(command.line, f"the command {first}{' …' * (first != name)}")
+        if name in ("module", "ml"):
+            conda = next((word for word in command.words if CONDA_MODULES.match(word)), conda)
+        elif name in ("source", ".") or "hook" in command.text:
+            conda = ""
+        elif conda and command.words[:2] == ("conda", "activate"):
+            yield Note(command.line, f"the module {conda}, of which conda activate needs a function: not all define it, "
+                       'but source "$(conda info --base)/etc/profile.d/conda.sh" does')
+            conda = ""
     for launch in launches:
         if launch.has_unknown_options:
             yield Note(launch.line, f"{launch.unknown[0]}: the options of the launcher are not known")

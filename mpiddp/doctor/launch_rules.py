@@ -33,6 +33,7 @@ CRAY_SIGNS = (r"cray|prgenv|\bcpe\b|cudatoolkit|libfabric|aws-ofi|shifter|podman
               r"slingshot|--network=")
 OPEN_MPI_OPTIONS = ("x", "mca", "npernode", "oversubscribe", "allow-run-as-root", "report-bindings")
 FITTING_MPI = {"Open MPI": "pmix", "Intel MPI": "pmi2", "MPICH": "pmi2"}
+FLUX_WAITS = r"\bflux\s+(job\s+(wait|attach|status)|watch|queue\s+(drain|idle)|wait)\b"
 EARLY_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 TASK_VARIABLES = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
 INNER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
@@ -441,6 +442,11 @@ def check_background_wait(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.ERROR, launch.line,
                           "the training runs in the background, and nothing waits for it",
                           "the job ends with the script, and kills the training", "wait")
+        if script.scheduler is Scheduler.FLUX and re.match(r"\s*flux\s+submit\b", launch.text) and not (
+                {"wait", "watch"} & set(launch.launcher_options) or context.has_text(FLUX_WAITS)):
+            yield Problem(Severity.ERROR, launch.line, "flux submit does not wait for the training",
+                          "the job ends with the script, and kills the training",
+                          change_line(context, launch, r"\bflux\s+submit\b", "flux run"))
 
 
 @rule("mpi-option", "options of another MPI's mpirun")

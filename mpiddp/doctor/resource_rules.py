@@ -50,7 +50,7 @@ def check_tasks_per_node(context: Context) -> Iterator[Problem]:
             is_refused = processes == 1 and step.launch.program is Program.MPIDDP
             reason = "mpiddp refuses to start (idle-gpus)" if is_refused else (
                 f"{count(gpus - processes, 'GPU')} of each node will be idle")
-            if (step.request.gpus_per_task or 0) > 1 and "gpus-per-task" in context.script.option_lines:
+            if (step.request.gpus_per_task or 0) > 1 and processes > 1:
                 yield multiply_gpus(context, step, processes)
                 continue
             yield Problem(Severity.ERROR if is_refused or processes == 1 else Severity.WARNING, line,
@@ -64,12 +64,16 @@ def check_tasks_per_node(context: Context) -> Iterator[Problem]:
 
 def multiply_gpus(context: Context, step: Step, processes: int) -> Problem:
     """Return what is wrong with several GPUs for each task."""
-    per_task = step.request.gpus_per_task
-    return Problem(Severity.WARNING, context.option_line("gpus-per-task"),
+    launch, per_task = step.launch, step.request.gpus_per_task
+    is_own = "gpus-per-task" in launch.launcher_options
+    correct: Suggestion = f"#SBATCH --gpus-per-node={processes}"
+    if is_own:
+        correct = change_line(context, launch, rf"(--gpus-per-task[= ]|(?<=\s)-g\s*){per_task}\b", "--gpus-per-task=1")
+    return Problem(Severity.WARNING, launch.line if is_own else context.option_line("gpus-per-task"),
                    f"--gpus-per-task={per_task} for {count(processes, 'task')} per node: "
                    f"{count(step.request.gpus_per_node or 0, 'GPU')} per node",
                    "one process uses one GPU: the job is refused if nodes have fewer GPUs, and otherwise GPUs are idle",
-                   f"#SBATCH --gpus-per-node={processes}")
+                   correct)
 
 
 def is_alone(step: Step) -> bool:

@@ -8,12 +8,17 @@ from itertools import pairwise
 
 from .batch_script import Program, Scheduler
 from .context import Context, Problem, Step, change_line, rule
+from .directives import SENTINELS
 from .findings import Severity
 
 # Variables that only programs read, so that setting one without export has no effect.
 PROGRAM_VARIABLES = re.compile(
     r"(NCCL|RCCL|GLOO|TORCH|PYTORCH|CUDA|HIP|HSA|ROCR|MIOPEN|TRITON|TORCHINDUCTOR|HF|TRANSFORMERS|TOKENIZERS|WANDB|"
     r"MPIDDP|UCX|FI|OMPI_MCA|MPICH|I_MPI|OMP|KMP|MKL)_\w+|PYTHON(UNBUFFERED|PATH|FAULTHANDLER)")
+SCHEDULER_NAMES = {Scheduler.SLURM: "Slurm", Scheduler.PBS: "PBS", Scheduler.LSF: "LSF", Scheduler.FLUX: "Flux"}
+# How the names of a batch system's variables begin, and the systems that set them.
+SCHEDULER_VARIABLES = {"SLURM_": (Scheduler.SLURM,), "PBS_": (Scheduler.PBS,), "LSB_": (Scheduler.LSF,),
+                       "FLUX_": (Scheduler.FLUX,)}
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
 PATTERN_VARIABLES = {"%j": "$SLURM_JOB_ID", "%J": "$SLURM_JOB_ID", "%x": "$SLURM_JOB_NAME",
                      "%A": "$SLURM_ARRAY_JOB_ID", "%a": "$SLURM_ARRAY_TASK_ID", "%u": "$USER"}
@@ -27,6 +32,27 @@ def check_first_line(context: Context) -> Iterator[Problem]:
     if script.scheduler is Scheduler.SLURM and not script.lines[0].startswith("#!"):
         yield Problem(Severity.ERROR, 1, "the first line does not begin with #!",
                       "sbatch refuses a script whose first line does not name a shell", "#!/bin/bash")
+
+
+@rule("other-scheduler", "directives or variables of another batch system")
+def check_other_scheduler(context: Context) -> Iterator[Problem]:
+    """Look for what another batch system would read or set."""
+    script = context.script
+    if script.scheduler is Scheduler.NONE:
+        return
+    foreign = [number for number, line in enumerate(script.lines, 1) if number not in script.document_lines
+               and any(line.startswith(f"{sentinel} ") and other is not script.scheduler
+                       for sentinel, other in SENTINELS.items())]
+    if 0 < len(foreign) < len(script.directives) / 2:  # more are for a second batch system
+        yield Problem(Severity.WARNING, foreign[0], "a directive of another batch system",
+                      f"{SCHEDULER_NAMES[script.scheduler]} takes it for a comment")
+    for launch in script.launches:
+        for name, others in SCHEDULER_VARIABLES.items():
+            used = next((part for part in launch.unknown if re.fullmatch(rf"\$\{{?{name}\w+\}}?", part)), "")
+            if used and script.scheduler not in others:
+                yield Problem(Severity.ERROR, launch.line, f"{used} is not set by {SCHEDULER_NAMES[script.scheduler]}",
+                              "it is a variable of another batch system: the command then has an empty value")
+                return
 
 
 @rule("not-exported", "a variable that no program gets, because it is not exported")
