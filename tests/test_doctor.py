@@ -273,6 +273,12 @@ def test_a_shell_script_that_the_job_script_writes_is_read() -> None:
     assert read_text.launches[0].script == "b.py"
 
 
+def test_what_a_written_script_sets_up_is_converted() -> None:
+    text = "cat > run.sh <<'EOF'\nexport A=1\ntorchrun --nnodes=2 --nproc-per-node=4 a.py\nEOF\nsrun bash run.sh\n"
+    converted = convert(script(text, ONE_TASK), Host().read)
+    assert re.search(r"EOF\n(#.*\n)*export A=1\nsrun --mpi=pmix .*python -m mpiddp a\.py\n", converted)
+
+
 def test_a_module_that_may_define_conda_is_said() -> None:
     text = MODULE.format("miniconda/24") + "conda activate a\n" + START
     assert [note.text for note in script(text).not_followed] == [message("doctor/conda_module", module="miniconda/24")]
@@ -321,7 +327,8 @@ LSF = '#BSUB -n 8\n#BSUB -R "span[ptile=4]"\n#BSUB -gpu "num=4"\n'
 PBS = "#PBS -l select=2:ncpus=64:ngpus=4:mpiprocs=4\n"
 MPIRUN = "mpirun python -m mpiddp train.py\n"
 FLUX = "flux run -N2 -n8 -c8 -g1 --setopt=a python -m mpiddp --virtual-local-rank train.py\n"
-ON_NODE = ("torchrun --nnodes=2 --nproc-per-node=4 --node_rank=$SLURM_NODEID --master_addr=$ADDRESS train.py\n")
+OWN_ADDRESS = "torchrun --nnodes=2 --nproc-per-node=4 --rdzv-endpoint=$(hostname):29500 train.py"
+ON_NODE = "torchrun --nnodes=2 --nproc-per-node=4 --node_rank=$SLURM_NODEID --master_addr=$ADDRESS train.py\n"
 ONE_TASK = head("--ntasks-per-node=1", without="ntasks")
 # For each rule: a message, and scripts that break it; then scripts that do not, but come near.
 RULES_BROKEN = {
@@ -463,8 +470,7 @@ RULES_BROKEN = {
          (ONE_TASK, TORCHRUN.replace("--nnodes=2", "--standalone"))),
         (message("doctor/number_of_nodes", given=3, nodes=2), (ONE_TASK, TORCHRUN.replace("--nnodes=2", "--nnodes=3"))),
         (message("doctor/localhost", nodes=2), (ONE_TASK, TORCHRUN.replace("$ADDRESS", "localhost:29500"))),
-        (message("doctor/own_address", nodes=2),
-         (ONE_TASK, "srun -c8 bash -c 'torchrun --nnodes=2 --nproc-per-node=4 --rdzv-endpoint=$(hostname):1 train.py'\n")),
+        (message("doctor/own_address", nodes=2), (ONE_TASK, f"srun -c8 bash -c '{OWN_ADDRESS}'\n")),
     ],
     "early-variable": [
         (message("doctor/early_variable", variable="SLURM_PROCID"),
@@ -719,6 +725,8 @@ RULES_KEPT = {
     "mpirun-ranks": [(HEAD, "mpirun -n 8 python -m mpiddp train.py\n"),
                      (HEAD, "mpirun -np $SLURM_NTASKS python -m mpiddp train.py\n")],
     "container-gpus": [(HEAD, START.replace("python", "apptainer exec --nv image.sif python")),
+                       (HEAD, 'if test -e /dev/kfd; then NV="--rocm"; else NV="--nv"; fi\n'
+                        + START.replace("python", 'apptainer exec "$NV" image.sif python')),
                        (HEAD, "module load site-singularity\n" + START.replace("python", "singularity run $I python")),
                        (HEAD, "export APPTAINER_NV=1\n" + START.replace("python", "apptainer exec image.sif python"))],
     "visible-devices": [(HEAD, "export CUDA_VISIBLE_DEVICES=3,2,1,0\n" + START)],
@@ -731,15 +739,13 @@ RULES_KEPT = {
     "no-launcher": [("#SBATCH -N1 --gpus-per-node=4 -c8\n", "torchrun --nproc-per-node=4 train.py\n"),
                     (HEAD, "python prepare.py\n" + START)],
     "no-training": [(HEAD, "$START\n"), (HEAD, "srun -c8 bash prepare.sh\n" + START)],
-    "split-world": [(ONE_TASK, TORCHRUN),
-                    (ONE_TASK, 'srun -c8 bash -c "torchrun --nnodes=2 --nproc-per-node=4 --rdzv-endpoint=$(hostname):1 '
-                     'train.py"\n')],
+    "split-world": [(ONE_TASK, TORCHRUN), (ONE_TASK, f'srun -c8 bash -c "{OWN_ADDRESS}"\n')],
     "early-variable": [(HEAD, START.replace("python -m mpiddp train.py",
                                             "bash -c 'python -m mpiddp train.py --rank $SLURM_PROCID'")),
                        (ONE_TASK, f"cat > run.sh <<'EOF'\n{ON_NODE}EOF\nsrun -c8 bash run.sh\n"),
                        (ONE_TASK, "cat <<EOF > run.sh\n" + ON_NODE.replace("$SLURM", "\\$SLURM")
                         + "EOF\nsrun -c8 ./run.sh\n"),
-                       (HEAD, "export RANK=$SLURM_PROCID\nsrun -c8 bash -c 'export RANK=$SLURM_PROCID; python a.py'\n")],
+                       (HEAD, "export RANK=$SLURM_PROCID\nsrun -c8 bash -c 'RANK=$SLURM_PROCID python a.py'\n")],
     "unset-variable": [(HEAD, START.replace("=8", "=$SLURM_CPUS_PER_TASK")),
                        (head("--exclusive", without="cpus"), START.replace("=8", "=${SLURM_CPUS_PER_TASK:-8}"))],
     "export-none": [(head("--export=NONE"), START.replace("srun", "srun --export=ALL")),
@@ -778,6 +784,7 @@ RULES_KEPT = {
                      (HEAD, START.rstrip() + " --checkpoint conf/missing_b.yaml --out conf/missing_b.yaml\n"),
                      (HEAD, START.rstrip() + " --spec conf/missing-c1.yaml --lr 1e-4 --model a.b\n"),
                      (HEAD, "echo > conf/missing_b.yaml\n" + START.rstrip() + " --config conf/missing_b.yaml\n"),
+                     (HEAD, START.rstrip() + " --config-name missing.yaml\n"),
                      (HEAD, START.rstrip() + " --config $NAME/missing_b.yaml --data missing/list.txt\n")],
     "missing-module": [(HEAD, MODULE.format("pytorch/2.9") + START),
                        (HEAD, "module use /site\n" + MODULE.format("missing") + START)],
@@ -809,8 +816,9 @@ RULES_KEPT = {
                     (HEAD, START.replace("train.py", "-m parser --log-dir logs"))],
     "node-folder": [(HEAD, "tar -xf a.tar -C /tmp/data\n" + START),
                     (HEAD.replace("nodes=2", "nodes=1"), f"cp -r a /tmp/data\n{START.rstrip()} --data /tmp/data\n"),
-                    (HEAD, "D=/tmp/data\nsrun --ntasks=2 --ntasks-per-node=1 bash -c 'mkdir -p $0 && tar -xf a.tar -C $0'"
-                     f" $D\ncp index $D\n{START.rstrip()} --data $D\n"),
+                    (HEAD, f"D=/tmp/data\nsrun -N2 -n2 bash -c 'cp -r a $0' $D\ncp a $D\n{START.rstrip()} --data $D\n"),
+                    (HEAD, f"D=/tmp/$USER\nsrun -N2 -n2 bash -c 'cp -r a $D'\ncp a $D\n{START.rstrip()} --data $D\n"),
+                    (HEAD, f"S=/work\ncp -r $S/a /tmp/a\nexport DATA=$S\n{START}"),
                     (HEAD, f"{START.rstrip()} --out /tmp/out\ncp -r /tmp/out results\n"),
                     (HEAD, f"mkdir -p /tmp/out\ncp -r code /scratch\n{START.rstrip()} --out /tmp/out\n")],
     "first-line": [(PBS, f"cd $PBS_O_WORKDIR\n{MPIRUN}")],
@@ -819,6 +827,7 @@ RULES_KEPT = {
     "not-exported": [(HEAD, "export NCCL_DEBUG=INFO\n" + START), (HEAD, "set -a\nNCCL_DEBUG=INFO\n" + START),
                      (HEAD, "NCCL_DEBUG=INFO\nexport NCCL_DEBUG\n" + START),
                      (HEAD, "CUDA_VERSION=12\nmodule load cuda/$CUDA_VERSION\n" + START),
+                     (HEAD, "HF_MODEL=a\nsource settings.sh\n" + START),
                      (HEAD, "NCCL_DEBUG=INFO " + START), (HEAD, "EPOCHS=3\n" + START)],
     "pipe-status": [(HEAD, f"set -o pipefail\n{START.rstrip()} 2>&1 | tee log\nstatus=$?\n"),
                     (HEAD, f"{START.rstrip()} 2>&1 | tee log\nstatus=${{PIPESTATUS[0]}}\n"),
@@ -844,7 +853,7 @@ class Here(Host):
 
     def read(self, path: str) -> str | None:
         return {"plain.py": "import torch", "stops.py": "while not mpiddp.should_stop(): pass",
-                "parser.py": "parser.add_argument('--lr')\nparser.add_argument('--device')",
+                "parser.py": "parser = ArgumentParser()\nparser.add_argument('--lr')\nparser.add_argument('--device')",
                 "tasks.py": "os.environ['SLURM_ARRAY_TASK_ID']", "/modules/miniconda/plain": "prepend-path PATH /a",
                 "/modules/miniconda/hook.lua": "source_sh('bash', 'conda.sh')",
                 "handles.py": "signal.signal(signal.SIGUSR1, save)"}.get(path)
@@ -853,7 +862,8 @@ class Here(Host):
 def findings(parts: tuple[str, str]) -> list[Finding]:
     """Return what is found in a script of directives and commands."""
     directives, text = parts
-    return check(script(text, f"#!/bin/bash\n{directives}"), Here("", {"HOME": "/home/me", "MODULEPATH": "/modules"}))
+    first = "" if directives.startswith("\n") else "#!/bin/bash\n"
+    return check(script(text, first + directives), Here("", {"HOME": "/home/me", "MODULEPATH": "/modules"}))
 
 
 def test_each_rule_has_scripts_that_break_it_and_scripts_that_do_not() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..options.table import FLAGS, OPTIONS
 from .arguments import read_array
@@ -15,6 +15,7 @@ from .files import NODE_FOLDERS, list_places
 from .findings import Severity
 from .launches import LAUNCHERS
 from .shell import Word
+from .words import read_tokens
 
 OTHER_PARSERS = re.compile(r"parse_known_args|parents\s*=|add_\w*(args|arguments)\(|HfArgumentParser|from_argparse")
 FILLERS = ("tar", "cp", "rsync", "unzip", "mv", "wget", "curl", "git")
@@ -59,7 +60,7 @@ def check_late_option(context: Context) -> Iterator[Problem]:
             continue
         texts = map(context.host.read, list_places(context, launch.folder, launch.script))
         text = next(filter(None, texts), "")
-        if "add_argument(" not in text or OTHER_PARSERS.search(text):
+        if "ArgumentParser(" not in text or "add_argument(" not in text or OTHER_PARSERS.search(text):
             continue  # its options may come from elsewhere
         late = list(find_late_options(launch, text))
         if late:
@@ -107,7 +108,8 @@ def check_node_folder(context: Context) -> Iterator[Problem]:
     fills = [(command, folder) for command in script.commands if (folder := find_filled_folder(command))]
     for step in context.steps[:1] if nodes > 1 else ():
         for command, folder in fills:
-            if command.line > step.launch.line or not reads_folder(context, step, folder) or is_spread(context, folder):
+            forms = [folder, *find_forms(command, folder)]
+            if command.line > step.launch.line or not reads_folder(context, step, forms) or is_spread(context, forms):
                 continue
             yield Problem(
                 Severity.WARNING, command.line, f"only the first of {nodes} nodes gets {folder}",
@@ -133,19 +135,28 @@ def find_filled_folder(command: Command) -> str:
     return next((place.rstrip("/") for place in places if NODE_FOLDERS.match(place)), "")
 
 
-def reads_folder(context: Context, step: Step, folder: str) -> bool:
-    """Return whether the training's words, its variables or its environment lead to a folder."""
+def find_forms(command: Command, folder: str) -> list[str]:
+    """Return how a command writes a folder's variable, such as $LOCAL."""
+    tokens = read_tokens(command.text)
+    if len(tokens) != len(command.words):
+        return []
+    names = [match[1] for token, word in zip(tokens, command.words, strict=True) if word.rstrip("/") == folder
+             and (match := re.match(r"[\"']?\$\{?(\w+)", token))]
+    return [form for name in names for form in (f"${name}", f"${{{name}}}")]
+
+
+def reads_folder(context: Context, step: Step, forms: Sequence[str]) -> bool:
+    """Return whether the training's words, its variables or its environment lead to a folder, as it is written."""
     launch = step.launch
-    exported = [value for name, value in context.script.variables.items() if name in context.script.exported]
+    exported = [line.partition("=")[2].strip("\"'") for line in context.script.lines if re.match(
+        r"\s*export\s+\w+=", line)]
     activated = [word for command in context.script.commands if is_activation(command) for word in command.words[1:]]
     texts = [*launch.script_words[1:], *launch.program_words[:1], *exported, *activated]
-    return any(re.search(rf"(^|[=:,\s]){re.escape(folder)}(/|$)", text) for text in texts)
+    return any(re.search(rf"(^|[=:,\s]){re.escape(form)}([/\"':]|$)", text) for text in texts for form in forms)
 
 
-def is_spread(context: Context, folder: str) -> bool:
+def is_spread(context: Context, forms: Sequence[str]) -> bool:
     """Return whether a command that runs on other nodes, too, may fill a folder there."""
-    names = [name for name, value in context.script.variables.items() if value and folder.startswith(value)]
-    forms = [folder, *(form for name in names for form in (f"${name}", f"${{{name}}}"))]
     trainings = {launch.text for launch in context.script.trainings}
     return any(os.path.basename(command.words[0]) in SPREADERS and command.text not in trainings
                and any(form in f"{command.text} {' '.join(command.words)}" for form in forms)

@@ -66,10 +66,12 @@ def check_missing_arguments(context: Context, step: Step) -> Iterator[Problem]:
         meant = find_similar_file(context, place)
         if re.sub(r"\d+", "", meant) == re.sub(r"\d+", "", os.path.basename(value)):
             meant = ""  # one of a series
-        is_read = READ_NAMES.search(name) is not None and FILE_ENDINGS.search(value) is not None
+        is_read = READ_NAMES.search(name) is not None and FILE_ENDINGS.search(value) is not None and not (
+            "name" in name or launch.is_module)
         if meant or is_read:
             pattern = rf"(?<![\w.-]){re.escape(os.path.basename(value))}(?![\w.])"
-            yield Problem(Severity.ERROR if is_read else Severity.WARNING, launch.line, f"no such file: {value}"
+            severity = Severity.ERROR if is_read and folder else Severity.WARNING
+            yield Problem(severity, launch.line, f"no such file: {value}"
                           + f" (did you mean {os.path.join(folder, meant)}?)" * bool(meant),
                           f"an argument of {launch.script_words[0]}: its folder is on this host, the file is not",
                           change_line(context, launch, pattern, meant) if meant else None)

@@ -224,8 +224,8 @@ def note_unread(commands: Sequence[Command], launches: Sequence[Launch]) -> Iter
         elif name in ("source", ".") or "hook" in command.text:
             conda = ""
         elif conda and command.words[:2] == ("conda", "activate"):
-            yield Note(command.line, f"the module {conda}, of which conda activate needs a function: not all define it, "
-                       'but source "$(conda info --base)/etc/profile.d/conda.sh" does')
+            yield Note(command.line, f"the module {conda}, of which conda activate needs a function: not all define "
+                       'it, but source "$(conda info --base)/etc/profile.d/conda.sh" does')
             conda = ""
     for launch in launches:
         if launch.has_unknown_options:

@@ -348,7 +348,7 @@ def check_container_gpus(context: Context) -> Iterator[Problem]:
         if launch.container in ("apptainer", "singularity"):
             if any(re.search("singularity|apptainer|container", module) for module in context.modules):
                 continue  # the site's module may make the GPUs visible
-            if {"--nv", "--nvccli", "--rocm"}.isdisjoint(launch.wrapper_words) and not any(
+            if not context.has_text(r"--(nv|nvccli|rocm)\b") and not any(
                     re.search(r"_(NV|ROCM|NVCCLI)$", name) for name in names) and not has_unknown_word(step):
                 yield Problem(Severity.ERROR, launch.line, f"{launch.container} without --nv or --rocm",
                               "torch sees no GPU in the container (--nv for NVIDIA, --rocm for AMD)",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from .batch_script import Program, Scheduler
+from .batch_script import SETUP_FILES, Program, Scheduler
 from .context import Context, Problem, Step, change_line, rule
 from .directives import SENTINELS
 from .findings import Severity
@@ -68,7 +68,9 @@ def check_not_exported(context: Context) -> Iterator[Problem]:
         others = [other for number, other in enumerate(script.lines, 1)
                   if re.search(rf"\b{name}\b", other.split(" #")[0]) and not other.lstrip().startswith("#")
                   and not re.match(rf"\s*{name}=", other)]
-        if (not is_read or name in script.exported or name in context.host.environ or others
+        is_for_file = any(command.words[0] in ("source", ".") and command.line > line and not SETUP_FILES.search(
+            command.text) for command in script.commands)
+        if (not is_read or is_for_file or name in script.exported or name in context.host.environ or others
                 or line > context.steps[-1].launch.line or not text.startswith(f"{name}=")
                 or (script.scheduler is Scheduler.PBS and name == "OMP_NUM_THREADS")):
             continue  # PBS exports that one
