@@ -26,11 +26,12 @@ def run(*command: str, timeout: float, env: Mapping[str, str] | None = None,
         cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and return its exit status and output; raise TimeoutExpired at the deadline.
 
-    The process and all its descendants are ended then; the error carries what they had printed.
+    The process and all its descendants are ended then; the error carries what they had printed. If all jobs have torch
+    (`tests/run --all`), the deadline is three times as long.
     """
     with start(command, env, cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
-            out, err = process.communicate(timeout=timeout)
+            out, err = process.communicate(timeout=3 * timeout if "TESTS_TORCH" in os.environ else timeout)
         except BaseException as error:
             end_tree(process.pid)
             out, err = process.communicate()

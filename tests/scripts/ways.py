@@ -31,6 +31,7 @@ RANK_PREFIX = re.compile(r"\[rank\d+\]: ", re.M)  # torch's hook puts it before 
 # What MPICH's mpiexec prints, on stdout, of a rank that a signal has ended.
 PAGE = re.compile(r"\n={80,}\n=   BAD TERMINATION.*?={80,}\n(YOUR APPLICATION TERMINATED.*\n.*\n)?", re.DOTALL)
 ADDRESS = re.compile(r"0x[0-9a-f]+|tmp\w{8}")
+FATAL_PREFIX = re.compile(r"(Fatal Python error: ){2,}")  # faulthandler's first write, of two ranks at once
 PYTHON_ERROR = re.compile(r"\w[\w.]*(Error|Exception|Interrupt|Exit|Group)\b|Exception ignored|Fatal Python|\w+Warning")
 
 
@@ -78,6 +79,7 @@ def run(script: Script, way: str) -> Result:
         done = run_bytes([*command(way), NAME], env, folder)
         left = processes.leftovers(env)
         stderr = RANK_PREFIX.sub("", done.stderr.decode(errors="backslashreplace").replace(f"{folder}/", ""))
+        stderr = FATAL_PREFIX.sub(r"\1", stderr)
         stderr += "".join(f"LeftRunningError: {line}\n" for line in left)
         status = done.returncode if done.returncode >= 0 else 128 - done.returncode
         return Result(status, PAGE.sub("", done.stdout.decode(errors="backslashreplace")), stderr,
