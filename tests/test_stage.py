@@ -212,12 +212,11 @@ def test_three_nodes_read_once(cluster: Cluster, python: Path) -> None:
         bench = Bench(cluster, server, python)
         bench.there(*ours, "--stage", *hello, nodes=1)
         alone = bench.there(*ours, *hello, nodes=1).operations
-        before = bench.there("-c", "import mpiddp.launch, mpi4py.MPI", nodes=1).operations
         for nodes in (1, 2, 3):
             took = bench.there(*ours, "--stage", *hello, nodes=nodes)
             assert bench.said.count("mpiddp-stage-") == nodes
-            print(f"{nodes} nodes: {took.operations} operations; one rank alone {alone}, before MPI {before}")
-            assert took.operations <= 1.3 * alone + nodes * before
+            print(f"{nodes} nodes: {took.operations} operations; one rank alone {alone}")
+            assert took.operations <= alone + nodes * alone / 4  # each node reads what is imported before staging
     with shared(cluster, VENVS.resolve(), Speed(), nodes=("node1", "node2")) as server:
         bench = Bench(cluster, server, python)
         bench.there(*ours, "--stage", *hello)
