@@ -10,22 +10,35 @@ from .context import (
     GPU_OPTIONS,
     STARTERS,
     TASK_OPTIONS,
-    Change,
     Context,
+    Fix,
     Problem,
     Step,
-    Suggestion,
-    change_line,
     count,
+    find_mpi,
     find_option,
-    insert_option,
     is_mpirun,
     parse_memory_mb,
     rule,
-    suggest_tasks,
 )
 from .directives import number, parse_gpus, read_number
+from .edits import (
+    TORCHRUN,
+    advise,
+    change_line,
+    insert_before,
+    insert_option,
+    insert_words,
+    remove_assignments,
+    remove_options,
+    replace_option,
+    replace_text,
+    set_option,
+    set_tasks,
+    set_variable,
+)
 from .findings import Severity
+from .launches import MPI_NAMES
 
 WHOLE_NODE_GPUS = 8  # nodes with more GPUs are rare
 MIN_MB_PER_RANK = 2048  # torch with CUDA needs about that much memory of the host
@@ -39,12 +52,12 @@ def check_tasks_per_node(context: Context) -> Iterator[Problem]:
     """Compare the processes of a node with its GPUs."""
     for step in context.steps:
         processes, gpus = step.processes_per_node, step.request.gpus_per_node
-        job = context.script.request.tasks
-        is_other = is_mpirun(step.launch) and "ntasks" in step.launch.launcher_options and job != step.request.tasks
-        if not processes or not gpus or processes == gpus or not step.uses_gpus or (is_other and job):
-            continue  # mpirun-ranks is about other numbers than the job's
-        line = process_line(context, step)
-        if processes < gpus:
+        if not processes or not gpus or processes == gpus or not step.uses_gpus or has_other_ranks(context, step):
+            continue
+        line, each = process_line(context, step), step.request.gpus_per_task or 1
+        if processes > 1 and gpus == processes * each and step.launch.program not in STARTERS:
+            yield judge_gpus_of_tasks(context, step, processes, each)
+        elif processes < gpus:
             if find_option(step.launch.options, "allow-idle-gpus") is not None or is_alone(step):
                 continue
             is_refused = processes == 1 and step.launch.program is Program.MPIDDP
@@ -52,11 +65,39 @@ def check_tasks_per_node(context: Context) -> Iterator[Problem]:
                 f"{count(gpus - processes, 'GPU')} of each node will be idle")
             yield Problem(Severity.ERROR if is_refused or processes == 1 else Severity.WARNING, line,
                           f"{count(processes, 'process')} per node for {count(gpus, 'GPU')} per node",
-                          f"one process uses one GPU; {reason}",
-                          suggest_processes(context, step, gpus))
+                          f"one process uses one GPU; {reason}", set_processes(context, step, gpus))
         elif find_option(step.launch.options, "share-gpus") is None:
             yield Problem(Severity.ERROR, line, f"{processes} processes per node for {count(gpus, 'GPU')} per node",
-                          "each process needs a GPU of its own", suggest_processes(context, step, gpus))
+                          "each process needs a GPU of its own", set_processes(context, step, gpus))
+
+
+def has_other_ranks(context: Context, step: Step) -> bool:
+    """Return whether mpirun's own number of ranks is not the job's, which the rule mpirun-ranks is about."""
+    job = context.script.request
+    return is_mpirun(step.launch) and "ntasks" in step.launch.launcher_options and job.tasks not in (
+        None, 0, step.request.tasks) and not has_spare_slots(context)
+
+
+def has_spare_slots(context: Context) -> bool:
+    """Return whether a job has more tasks than GPUs, as where its tasks only stand for cores."""
+    job = context.script.request
+    return bool(job.tasks_per_node and job.gpus_per_node and job.tasks_per_node > job.gpus_per_node)
+
+
+def judge_gpus_of_tasks(context: Context, step: Step, tasks: int, each: int) -> Problem:
+    """Return what is wrong with several tasks per node that have several GPUs each."""
+    gpus, launch = tasks * each, step.launch
+    name = "gpus-per-node"
+    is_given = name in context.script.options or name in launch.launcher_options
+    fix = replace_option(context, launch, "gpus-per-task", "" if is_given else f"--{name}={tasks}")
+    is_too_many = gpus > WHOLE_NODE_GPUS
+    return Problem(
+        Severity.ERROR if is_too_many else Severity.WARNING,
+        launch.line if "gpus-per-task" in launch.launcher_options else context.option_line("gpus-per-task"),
+        f"{tasks} tasks with {each} GPUs each: {gpus} GPUs per node",
+        "one process uses one GPU" + "; hardly any node has that many GPUs, and the job will not start" * is_too_many,
+        fix if is_too_many else fix + advise(f"if you want {gpus} GPUs of each node: --ntasks-per-node={gpus} "
+                                             f"--gpus-per-node={gpus}"))
 
 
 def is_alone(step: Step) -> bool:
@@ -76,27 +117,75 @@ def process_line(context: Context, step: Step) -> int | None:
     return context.option_line(*TASK_OPTIONS) or context.option_line(*GPU_OPTIONS) or launch.line
 
 
-def suggest_processes(context: Context, step: Step, gpus: int) -> Suggestion:
-    """Return the line or option that starts one process per GPU."""
-    launch = step.launch
-    if launch.program in (Program.TORCHRUN, Program.TORCH_LAUNCH):
-        correct = f"--nproc-per-node={gpus}"
-        return change_line(context, launch, r"--nproc[-_]per[-_]node[= ]\S+", correct) or correct
-    if launch.program is Program.ACCELERATE:
-        return f"--num_processes={gpus * (step.request.nodes or 1)}"
-    if launch.program is Program.DEEPSPEED:
-        return f"--num_gpus {gpus}"
-    if context.script.scheduler is Scheduler.PBS:
+def set_processes(context: Context, step: Step, gpus: int) -> Fix:
+    """Return the change that starts one process per GPU."""
+    launch, scheduler, nodes = step.launch, context.script.scheduler, step.request.nodes
+    if launch.program in STARTERS:
+        return set_starter_processes(context, step, gpus)
+    own = launch.launcher_options
+    if is_mpirun(launch) and (scheduler is not Scheduler.SLURM or is_counted(step)):
         select = context.script.options.get("select", "")
         if select and not is_counted(step):
-            return "#PBS -l select=" + ":".join(
-                [*(part for part in select.split(":") if not part.startswith("mpiprocs=")), f"mpiprocs={gpus}"])
-    if context.script.scheduler is Scheduler.SLURM and not is_counted(step):
-        return suggest_tasks(context, step, gpus)
-    if launch.launcher == "srun":
-        return f"srun --ntasks-per-node={gpus}"
-    nodes = step.request.nodes
-    return f"{launch.launcher} -n {gpus * nodes}" if is_mpirun(launch) and nodes else ""
+            return set_chunk(context, "mpiprocs", gpus)
+        return set_ranks(context, step, gpus * nodes, gpus) if nodes else advise(
+            f"{launch.launcher} with {count(gpus, 'rank')} per node")
+    if launch.launcher == "flux":
+        is_own = "gpus-per-task" in own
+        fix = replace_option(context, launch, "gpus-per-task", "--gpus-per-task=1") if is_own else Fix()
+        tasks = f"--ntasks={gpus * nodes}" if nodes else f"--tasks-per-node={gpus}"
+        name = next((name for name in ("ntasks", "ntasks-per-node") if name in own), "")
+        return fix + (replace_option(context, launch, name, tasks) if name else insert_option(context, launch, tasks))
+    if launch.launcher == "jsrun":
+        return advise(f"jsrun --rs_per_host {gpus} --tasks_per_rs 1 --gpu_per_rs 1, and the number of all resource "
+                      "sets with --nrs")
+    fix = set_tasks(context, step, gpus)
+    if "gpus-per-task" in {**step.options} and "gpus-per-node" not in step.options:
+        fix += replace_option(context, launch, "gpus-per-task", f"--gpus-per-node={gpus}")
+    return fix
+
+
+def set_starter_processes(context: Context, step: Step, gpus: int) -> Fix:
+    """Return the change by which torchrun or a relative starts one process per GPU."""
+    launch = step.launch
+    total = gpus * (step.request.nodes or 1)
+    name, number_of, program = {
+        Program.ACCELERATE: ("num_processes", total, r"\b(accelerate|accelerate\.commands)[ .]launch\b"),
+        Program.DEEPSPEED: ("num_gpus", gpus, r"\bdeepspeed\b"),
+    }.get(launch.program, ("nproc-per-node", gpus, TORCHRUN))
+    pattern = rf"--{re.sub('[-_]', '[-_]', name)}(=|\s+)\S+"
+    fix = change_line(context, launch, pattern, f"--{name}={number_of}")
+    if not fix.changes:
+        fix = insert_words(context, launch, program, f"--{name}={number_of}")
+    return fix.otherwise(f"{launch.program.value} --{name}={number_of}")
+
+
+def set_chunk(context: Context, name: str, value: int) -> Fix:
+    """Return the change of a resource in PBS's select=."""
+    line, select = context.option_line("select"), f"select={context.script.options['select']}"
+    if re.search(rf":{name}=", select):
+        return replace_text(context, line, rf"(?<=:){name}=\w+", f"{name}={value}")
+    return replace_text(context, line, re.escape(select), f"{select}:{name}={value}").otherwise(f":{name}={value}")
+
+
+def set_ranks(context: Context, step: Step, ranks: int, per_node: int) -> Fix:
+    """Return the change by which mpirun starts a number of ranks, evenly on the nodes."""
+    launch, options = step.launch, step.launch.launcher_options
+    library, _ = find_mpi(context)
+    placed = f"--map-by ppr:{per_node}:node" if library in ("Open MPI", "") else f"-ppn {per_node}"
+    fix = replace_option(context, launch, "ntasks", f"-n {ranks}") if "ntasks" in options else Fix()
+    if "map-by" in options and "ntasks-per-node" in options:
+        fix += change_line(context, launch, r"ppr:\d+:node", f"ppr:{per_node}:node").otherwise(placed)
+    elif "ntasks-per-node" in options:
+        word = next(word for word in launch.text.split() if MPI_NAMES.get(word.lstrip("-").partition("=")[0])
+                    == "ntasks-per-node")
+        sign = "=" if "=" in word else " "
+        fix += replace_option(context, launch, "ntasks-per-node", f"{word.partition('=')[0]}{sign}{per_node}")
+    elif "ntasks" in options:
+        fix += insert_option(context, launch, placed)
+    else:
+        fix += insert_option(context, launch, f"-n {ranks} {placed}").otherwise(f"{launch.launcher} -n {ranks}")
+    is_guess = not library and placed not in launch.text and {"map-by", "ntasks-per-node"}.isdisjoint(options)
+    return fix + advise(f"{placed} is Open MPI's; for MPICH and Intel MPI it is -ppn {per_node}") if is_guess else fix
 
 
 def is_counted(step: Step) -> bool:
@@ -116,13 +205,33 @@ def check_uneven_tasks(context: Context) -> Iterator[Problem]:
         if tasks and nodes and nodes > 1 and tasks % nodes and tasks > nodes:
             yield Problem(Severity.WARNING, line, f"{tasks} tasks on {nodes} nodes cannot be divided evenly",
                           "nodes get different numbers of ranks, and GPUs are idle",
-                          f"--ntasks={tasks // nodes * nodes}")
+                          set_total(context, step, (request.gpus_per_node or tasks // nodes) * nodes))
         elif (context.script.scheduler is Scheduler.SLURM and tasks and tasks > 1 and "nodes" not in options
               and "ntasks-per-node" not in options and request.gpus_per_node and request.gpus_per_task is None):
             gpus = request.gpus_per_node
             yield Problem(Severity.WARNING, line, f"{tasks} tasks without --nodes and --ntasks-per-node",
                           f"Slurm may put more tasks on a node than it has GPUs ({gpus}), or fewer",
-                          f"#SBATCH --nodes={max(1, tasks // gpus)} --ntasks-per-node={min(gpus, tasks)}")
+                          place_tasks(context, step, tasks, gpus))
+
+
+def set_total(context: Context, step: Step, tasks: int) -> Fix:
+    """Return the change of the number of all tasks, in the launch or in the directives."""
+    launch = step.launch
+    if is_mpirun(launch) and "ntasks" in launch.launcher_options:
+        return replace_option(context, launch, "ntasks", f"-n {tasks}")
+    if "ntasks" in launch.launcher_options:
+        return replace_option(context, launch, "ntasks", f"--ntasks={tasks}")
+    if "ntasks" in context.script.options:
+        return set_option(context, "ntasks", str(tasks))
+    return advise(f"start {tasks} tasks")
+
+
+def place_tasks(context: Context, step: Step, tasks: int, gpus: int) -> Fix:
+    """Return the change of a number of tasks to one of nodes and of tasks per node."""
+    nodes, per_node = max(1, tasks // gpus), min(gpus, tasks)
+    fix = replace_option(context, step.launch, "ntasks", f"--nodes={nodes} --ntasks-per-node={per_node}")
+    return fix if nodes * per_node == tasks else fix + advise(
+        f"{nodes * per_node} tasks are an example: {tasks} cannot be divided among nodes with {gpus} GPUs")
 
 
 @rule("gpus-per-task", "--gpus-per-task or --gpu-bind, by which a rank sees only its own GPU")
@@ -142,8 +251,17 @@ def check_gpus_per_task(context: Context) -> Iterator[Problem]:
                 Severity.NOTE, launch.line if name in launch.launcher_options else context.option_line(name),
                 f"--{name} shows each rank only its own GPU, as cuda:0",
                 "a script that uses cuda:LOCAL_RANK fails, and ranks may lose direct access to each other's GPU memory",
-                f"#SBATCH --gpus-per-node={gpus}" if gpus and name == "gpus-per-task" else
-                "python -m mpiddp --virtual-local-rank")
+                show_all_gpus(context, step, gpus) if gpus and name == "gpus-per-task" else
+                insert_words(context, launch, r"\bmpiddp\b(?=\s)", "--virtual-local-rank").otherwise(
+                    "python -m mpiddp --virtual-local-rank"))
+
+
+def show_all_gpus(context: Context, step: Step, gpus: int) -> Fix:
+    """Return the change of --gpus-per-task to a number of GPUs per node, if that is not given."""
+    options = step.launch.launcher_options if "gpus-per-task" in step.launch.launcher_options else (
+        context.script.options)
+    is_given = not {"gpus-per-node", "gres", "gpus"}.isdisjoint(options)
+    return replace_option(context, step.launch, "gpus-per-task", "" if is_given else f"--gpus-per-node={gpus}")
 
 
 @rule("one-core", "no number of cores, so that each task gets one")
@@ -164,21 +282,23 @@ def check_one_core(context: Context) -> Iterator[Problem]:
                           "--cpus-per-task=1: one core for each task" if is_one else
                           "no --cpus-per-task: Slurm gives each task one core",
                           "the rank and its DataLoader workers share that core, and the GPU waits for data",
-                          suggest_cores(context, step))
+                          set_cores(context, step))
         elif launch.launcher == "jsrun" and "cpu_per_rs" not in launch.launcher_options:
             yield Problem(Severity.WARNING, launch.line, "no --cpu_per_rs: jsrun gives each resource set one core",
                           "the rank and its DataLoader workers share that core, and the GPU waits for data",
-                          insert_option(context, launch, "--cpu_per_rs 7"))
+                          insert_option(context, launch, "--cpu_per_rs 7") + advise(
+                              "7 is an example: the cores of a node divided by its resource sets"))
         elif launch.launcher == "flux" and not {"cores-per-task", "exclusive", "cores"} & set(launch.launcher_options):
             yield Problem(Severity.WARNING, launch.line, "no --cores-per-task: Flux gives each task one core",
                           "the rank and its DataLoader workers share that core, and the GPU waits for data",
-                          insert_option(context, launch, "--cores-per-task=8"))
+                          insert_option(context, launch, "--cores-per-task=8") + advise(
+                              "8 is an example: the cores of a node divided by its tasks"))
         elif script.scheduler is Scheduler.PBS and "select" in script.options and "+" not in script.options["select"]:
             chunk = dict(part.partition("=")[::2] for part in script.options["select"].split(":")[1:])
             if not {"ncpus", "host", "vnode", "system"} & set(chunk) and "ngpus" in chunk:
                 yield Problem(Severity.WARNING, context.option_line("select"), "no ncpus: PBS gives each node one core",
-                              "all ranks of a node share that core", "#PBS -l select="
-                              f"{script.options['select']}:ncpus=32")
+                              "all ranks of a node share that core", set_chunk(context, "ncpus", 32) + advise(
+                                  "32 is an example: the cores of a node (pbsnodes -av)"))
 
 
 def is_spread_over_cores(context: Context, step: Step) -> bool:
@@ -187,17 +307,20 @@ def is_spread_over_cores(context: Context, step: Step) -> bool:
     return job is not None and processes is not None and job > processes
 
 
-def suggest_cores(context: Context, step: Step) -> Suggestion:
-    """Return the directive that gives each task several cores, and the line in which srun gets their number."""
-    tasks = count(step.request.tasks_per_node or 1, "task")
-    directive = f'#SBATCH --cpus-per-task=8     # an example: cores of a node (sinfo -o "%n %c") / {tasks}'
-    change = suggest_srun_cores(context, step.launch) if lacks_cores(context, step.launch) else None
-    return change._replace(above=directive) if change else directive
+def set_cores(context: Context, step: Step) -> Fix:
+    """Return the change that gives each task several cores, and srun their number."""
+    fix = set_option(context, "cpus-per-task", "8") + advise(
+        "8 is an example: the cores of a node (sinfo -o '%n %c') divided by "
+        f"{count(step.request.tasks_per_node or 1, 'task')}")
+    if "cpus-per-task" in step.launch.launcher_options:
+        return fix + replace_option(context, step.launch, "cpus-per-task", "--cpus-per-task=$SLURM_CPUS_PER_TASK")
+    return fix + pass_cores(context, step.launch) if lacks_cores(context, step.launch) else fix
 
 
-def suggest_srun_cores(context: Context, launch: Launch) -> Change | None:
+def pass_cores(context: Context, launch: Launch) -> Fix:
     """Return the change that tells srun the number of cores."""
-    return insert_option(context, launch, "--cpus-per-task=$SLURM_CPUS_PER_TASK")
+    fix = insert_option(context, launch, "--cpus-per-task=$SLURM_CPUS_PER_TASK")
+    return fix.otherwise(insert_before(context, launch, "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"))
 
 
 def lacks_cores(context: Context, launch: Launch) -> bool:
@@ -219,7 +342,7 @@ def check_srun_cpus(context: Context) -> Iterator[Problem]:
             yield Problem(
                 Severity.WARNING, step.launch.line, f"srun does not inherit --cpus-per-task={cores} of #SBATCH",
                 "since Slurm 22.05 srun no longer takes the number from #SBATCH: each task gets one core",
-                suggest_srun_cores(context, step.launch) or "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK")
+                pass_cores(context, step.launch))
 
 
 @rule("hyper-threads", "two ranks, or two threads of a rank, on one core")
@@ -234,11 +357,14 @@ def check_hyper_threads(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.WARNING, context.option_line(name) or step.launch.line,
                           f"--{name} counts hardware threads as cores",
                           "two threads of a rank share a core, which slows training down",
-                          "#SBATCH --hint=nomultithread")
+                          change_line(context, step.launch, r"\s--?use-hwthread-cpus\b", "")
+                          if name == "use-hwthread-cpus" else
+                          replace_option(context, step.launch, name, "--hint=nomultithread"))
         elif (read_number(per_core) or 0) > 1:
             yield Problem(Severity.WARNING, context.option_line("ntasks-per-core") or step.launch.line,
                           f"--ntasks-per-core={per_core} puts {per_core} ranks on one core",
-                          "they slow each other down", "#SBATCH --hint=nomultithread")
+                          "they slow each other down",
+                          replace_option(context, step.launch, "ntasks-per-core", "--hint=nomultithread"))
         threads = read_number(context.script.variables.get("OMP_NUM_THREADS", "")) or 0
         cores = step.request.cpus_per_task
         ranks = step.processes_per_node if step.launch.program in STARTERS and step.request.tasks_per_node == 1 else 1
@@ -246,7 +372,8 @@ def check_hyper_threads(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.WARNING, context.script.variable_lines["OMP_NUM_THREADS"],
                           f"OMP_NUM_THREADS={threads} for {count(cores // ranks or 1, 'core')} per rank",
                           "more threads than cores slow a rank down",
-                          f"export OMP_NUM_THREADS={max(1, cores // ranks)}")
+                          set_variable(context, context.script.variable_lines["OMP_NUM_THREADS"], "OMP_NUM_THREADS",
+                                       str(max(1, cores // ranks))))
 
 
 @rule("memory", "memory per node: a size without a unit, too small, or given twice")
@@ -259,7 +386,8 @@ def check_memory(context: Context) -> Iterator[Problem]:
     if len(names) > 1:
         yield Problem(Severity.ERROR, context.option_line(names[1]),
                       f"--{names[0]} and --{names[1]} exclude each other",
-                      "sbatch refuses the job, or ignores one of them", f"#SBATCH --mem={options.get('mem', '0')}")
+                      "sbatch refuses the job, or ignores one of them",
+                      remove_options(context, *names[1:]) + advise("keep the one that you mean"))
         return
     for name in names:
         size, text = parse_memory_mb(options[name]), options[name]
@@ -267,7 +395,8 @@ def check_memory(context: Context) -> Iterator[Problem]:
             continue
         if name != "mem-per-cpu" and text.isdigit() and size < 1024:
             yield Problem(Severity.ERROR, context.option_line(name), f"--{name}={text} is {text} MB",
-                          "a size without a unit is in MB; torch alone needs more", f"#SBATCH --{name}={text}G")
+                          "a size without a unit is in MB; torch alone needs more",
+                          set_option(context, name, f"{text}G"))
             continue
         per_node = {"mem": 1, "mem-per-gpu": context.script.request.gpus_per_node,
                     "mem-per-cpu": (context.script.request.cpus_per_task or int("exclusive" not in options))
@@ -277,7 +406,9 @@ def check_memory(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.WARNING, context.option_line(name),
                           f"{size * per_node / ranks / 1024:.1f} GB of memory for each rank",
                           "--mem is the memory of a node, which its ranks share; torch with CUDA needs about 2 GB "
-                          "in each rank, without data", f"#SBATCH --mem={ranks * 16}G")
+                          "in each rank, without data",
+                          replace_option(context, None, name, f"--mem={ranks * 16}G")
+                          + advise("16 GB for each rank are an example"))
 
 
 @rule("exclusive", "all GPUs of a node, but not the node")
@@ -289,7 +420,7 @@ def check_exclusive(context: Context) -> Iterator[Problem]:
         yield Problem(Severity.WARNING, context.option_line(*GPU_OPTIONS),
                       f"{request.gpus_per_node} GPUs per node without --exclusive",
                       "other jobs may use the node's cores and memory beside a job that has all of its GPUs",
-                      "#SBATCH --exclusive")
+                      set_option(context, "exclusive"))
 
 
 @rule("walltime", "a walltime that is shorter than a start, or minutes that are meant as hours")
@@ -301,12 +432,12 @@ def check_walltime(context: Context) -> Iterator[Problem]:
     if context.script.scheduler is Scheduler.SLURM and HOURS.fullmatch(text):
         yield Problem(Severity.WARNING, context.option_line(name),
                       f"--time={text} is {count(int(text.partition(':')[0]), 'minute')}",
-                      "Slurm reads two numbers as minutes and seconds", f"#SBATCH --time={text}:00")
+                      "Slurm reads two numbers as minutes and seconds", set_option(context, name, f"{text}:00"))
     elif walltime is not None and 0 < walltime < MIN_WALLTIME_S:
         yield Problem(Severity.WARNING, context.option_line(name), f"a walltime of {count(walltime, 'second')}",
                       "importing torch from a shared file system alone can take minutes",
-                      {"time": "#SBATCH --time=00:10:00", "walltime": "#PBS -l walltime=00:10:00"}.get(name, "")
-                      if context.script.scheduler is not Scheduler.LSF else "#BSUB -W 10")
+                      set_option(context, name, "10m" if name == "time-limit" else "10" if context.script.scheduler
+                                 is Scheduler.LSF else "00:10:00") + advise("10 minutes are an example"))
 
 
 @rule("mpirun-ranks", "mpirun -n against the tasks of the job")
@@ -322,9 +453,9 @@ def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
         if per_node is not None and job.nodes and per_node * job.nodes != ranks:
             yield Problem(Severity.ERROR, launch.line, f"{ranks} ranks, but {per_node} on each of "
                           f"{count(job.nodes, 'node')}", "nodes get different numbers of ranks, or the start fails",
-                          change_line(context, launch, rf"-np?[= ]{ranks}\b", f"-n {per_node * job.nodes}")
-                          or f"{launch.launcher} -n {per_node * job.nodes}")
+                          replace_option(context, launch, "ntasks", f"-n {per_node * job.nodes}"))
         elif not options.get("ntasks-per-node") and job.tasks and ranks != job.tasks and not (
+                ranks < job.tasks and has_spare_slots(context)) and not (
                 context.script.scheduler is Scheduler.SLURM and "ntasks" not in context.script.options
                 and "ntasks-per-node" not in context.script.options and job.nodes == 1 and ranks == 1):
             is_more = ranks > job.tasks
@@ -333,7 +464,7 @@ def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
                 f"{launch.launcher} starts {count(ranks, 'rank')}, but the job has {count(job.tasks, 'task')}",
                 "the job has too few slots for the ranks, and the start fails" if is_more else
                 f"the other tasks' cores and GPUs are idle; without -n, {launch.launcher} starts one rank per task",
-                change_line(context, launch, rf"\s--?np?[= ]({ranks}\b|\"?\$\{{?\w+\}}?\"?)", ""))
+                replace_option(context, launch, "ntasks", ""))
 
 
 @rule("container-gpus", "a container that does not see the GPUs")
@@ -351,17 +482,17 @@ def check_container_gpus(context: Context) -> Iterator[Problem]:
                     re.search(r"_(NV|ROCM|NVCCLI)$", name) for name in names) and not has_unknown_word(step):
                 yield Problem(Severity.ERROR, launch.line, f"{launch.container} without --nv or --rocm",
                               "torch sees no GPU in the container (--nv for NVIDIA, --rocm for AMD)",
-                              insert_word(context, launch, launch.container, "--nv"))
+                              insert_word(context, launch, launch.container, "--rocm" if context.has_text(
+                                  r"(?i)rocm|\bmi\d{3}|\bamd") else "--nv"))
         elif launch.container == "podman-hpc" and "--gpu" not in launch.wrapper_words and not has_unknown_word(step):
             yield Problem(Severity.ERROR, launch.line, "podman-hpc without --gpu", "torch sees no GPU in the container",
                           insert_word(context, launch, "podman-hpc", "--gpu"))
 
 
-def insert_word(context: Context, launch: Launch, program: str, option: str) -> Suggestion:
-    """Return the line that starts a container, with another option."""
+def insert_word(context: Context, launch: Launch, program: str, option: str) -> Fix:
+    """Return the change that gives a container another option."""
     verb = "run" if "run" in launch.wrapper_words else "exec"
-    return change_line(context, launch, rf"\b{program} {verb}\b", f"{program} {verb} {option}") or (
-        f"{program} {verb} {option}")
+    return insert_words(context, launch, rf"\b{program}\s+{verb}\b", option).otherwise(f"{program} {verb} {option}")
 
 
 def has_unknown_word(step: Step) -> bool:
@@ -378,7 +509,8 @@ def check_visible_devices(context: Context) -> Iterator[Problem]:
         if gpus and re.fullmatch(r"\d+(,\d+)*", devices) and len(devices.split(",")) < gpus and context.steps:
             yield Problem(Severity.ERROR, context.script.variable_lines[name],
                           f"{name}={devices} hides {gpus - len(devices.split(','))} of {count(gpus, 'GPU')}",
-                          "Slurm sets it, and mpiddp gives each rank a GPU of its own", f"# {name}: remove this line")
+                          "Slurm sets it, and mpiddp gives each rank a GPU of its own",
+                          remove_assignments(context, context.script.variable_lines[name], name))
 
 
 @rule("step-gpus", "flux run without the job's GPUs")
