@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from .batch_script import Launch, Scheduler
-from .context import Change, Context, Fix, Step, count, is_mpirun
+from .context import Change, Context, Fix, Step, count, find_mpi, is_mpirun
 from .conversion_directives import find_end
 from .directives import (
     FLUX_ALIASES,
@@ -187,31 +187,102 @@ def append_words(context: Context, launch: Launch, words: str) -> Fix:
 
 
 def set_tasks(context: Context, step: Step, tasks: int) -> Fix:
-    """Return the change of the number of tasks per node, which share the cores of those before."""
-    launch, options, own = step.launch, context.script.options, step.launch.launcher_options
-    fix = Fix()
-    if "ntasks" in own:
-        nodes = step.request.nodes
-        fix += replace_option(context, launch, "ntasks", f"--ntasks={tasks * nodes}") if nodes else advise(
-            f"{launch.launcher} --ntasks={tasks} for each node")
-    if "ntasks-per-node" in own:
-        fix += replace_option(context, launch, "ntasks-per-node", f"--ntasks-per-node={tasks}")
-    if {"ntasks", "ntasks-per-node"}.isdisjoint(own):
-        if context.script.scheduler is not Scheduler.SLURM:
-            return advise(f"start {count(tasks, 'task')} per node")
-        others = [name for name in ("ntasks", "ntasks-per-gpu", "ntasks-per-socket") if name in options]
-        if "ntasks-per-node" not in options and others:
-            fix += replace_option(context, None, others.pop(0), f"--ntasks-per-node={tasks}")
-        else:
-            fix += set_option(context, "ntasks-per-node", str(tasks))
-        fix += remove_options(context, *others)
-    share, before = step.request.cpus_per_task, step.request.tasks_per_node
+    """Return the change of the number of tasks per node, which share the cores and GPUs of those before."""
+    launch, own = step.launch, step.launch.launcher_options
+    if launch.launcher == "jsrun":
+        return advise(f"jsrun with --rs_per_host={tasks}, --tasks_per_rs=1 and --gpu_per_rs=1")
+    is_counted = not {"ntasks", "ntasks-per-node"}.isdisjoint(own)
+    if is_mpirun(launch) and (is_counted or context.script.scheduler is not Scheduler.SLURM):
+        return set_ranks(context, step, tasks, is_counted)
+    if is_counted or launch.launcher == "flux":
+        fix = set_own_tasks(context, step, tasks)
+    elif context.script.scheduler is Scheduler.SLURM:
+        fix = set_job_tasks(context, tasks)
+    else:
+        return advise(f"start {count(tasks, 'task')} per node")
+    return fix + share_gpus(context, step, tasks) + share_cores(context, step, tasks)
+
+
+def set_own_tasks(context: Context, step: Step, tasks: int) -> Fix:
+    """Return the change of the numbers of tasks that srun or `flux run` has itself."""
+    launch, nodes = step.launch, step.request.nodes
+    fix = remove_options(context, "ntasks-per-gpu")
+    total = f"--ntasks={tasks * nodes}" if nodes else ""
+    counted = {"ntasks", "ntasks-per-node"} & {*launch.launcher_options}
+    per_node = f"--{'tasks-per-node' if launch.launcher == 'flux' else 'ntasks-per-node'}={tasks}"
+    if "ntasks" in counted:
+        fix += replace_option(context, launch, "ntasks", total or per_node * (counted == {"ntasks"}))
+    if "ntasks-per-node" in counted:
+        fix += replace_option(context, launch, "ntasks-per-node", per_node)
+    return fix if counted else fix + insert_option(context, launch, total or per_node)
+
+
+def set_job_tasks(context: Context, tasks: int) -> Fix:
+    """Return the change of the number of tasks per node in Slurm's directives, which have no other number then."""
+    options = context.script.options
+    others = [name for name in ("ntasks", "ntasks-per-gpu", "ntasks-per-socket") if name in options]
+    if "ntasks-per-node" in options or not others:
+        return set_option(context, "ntasks-per-node", str(tasks)) + remove_options(context, *others)
+    fix = replace_option(context, None, others[0], f"--ntasks-per-node={tasks}")
+    return fix + remove_options(context, *others[1:])
+
+
+def share_gpus(context: Context, step: Step, tasks: int) -> Fix:
+    """Return the change of --gpus-per-task by which another number of tasks has the same GPUs."""
+    gpus, options = step.request.gpus_per_node, step.options
+    if not gpus or "gpus-per-task" not in options or not {"gpus-per-node", "gres", "gpus"}.isdisjoint(options):
+        return Fix()
+    text = f"--gpus-per-task={gpus // tasks or 1}" if step.launch.launcher == "flux" else f"--gpus-per-node={gpus}"
+    return replace_option(context, step.launch, "gpus-per-task", text)
+
+
+def share_cores(context: Context, step: Step, tasks: int) -> Fix:
+    """Return the change of the number of cores by which another number of tasks has the same cores."""
+    name = "cores-per-task" if step.launch.launcher == "flux" else "cpus-per-task"
+    share, before, fix = step.request.cpus_per_task, step.request.tasks_per_node, Fix()
     cores = share * before // tasks if share and before and before != tasks else 0
-    if cores > 1:
-        fix += set_option(context, "cpus-per-task", str(cores)) if "cpus-per-task" in options else Fix()
-        fix += change_line(context, launch, rf"(?<![\w-])(--cpus-per-task[= ]|-c\s*){share}\b",
-                           f"--cpus-per-task={cores}")
+    if cores > 1 and name in context.script.options:
+        fix += set_option(context, name, str(cores))
+    if cores > 1 and name in step.launch.launcher_options:
+        own = replace_option(context, step.launch, name, f"--{name}={cores}")
+        fix += Fix() if any("$" in read_match(context, change) for change in own.changes) else own
     return fix
+
+
+def set_ranks(context: Context, step: Step, per_node: int, is_counted: bool) -> Fix:
+    """Return the change by which mpirun starts a number of ranks on each node."""
+    launch, options, nodes = step.launch, step.launch.launcher_options, step.request.nodes
+    if "select" in context.script.options and not is_counted:
+        return set_chunk(context, "mpiprocs", per_node)
+    if not nodes:
+        return advise(f"{launch.launcher} with {count(per_node, 'rank')} on each node")
+    ranks, placed = f"-n {per_node * nodes}", place_ranks(context, per_node)
+    fix = replace_option(context, launch, "ntasks", ranks) if "ntasks" in options else Fix()
+    if "map-by" in options and "ntasks-per-node" in options:
+        return fix + change_line(context, launch, r"ppr:\d+:node", f"ppr:{per_node}:node").otherwise(placed)
+    if "ntasks-per-node" in options:
+        written = change_line(context, launch, r"(?<=\s)(-N|--?(npernode|ppn|perhost))(=|\s+)\d+", "")
+        names = {re.split(r"[=\s]", read_match(context, change))[0] for change in written.changes}
+        spelled = [change._replace(text=placed if find_mpi(context)[0] else f"{name} {per_node}")
+                   for change in written.changes for name in names]
+        return fix + Fix(tuple(spelled)).otherwise(placed)
+    fix += insert_option(context, launch, placed if "ntasks" in options else f"{ranks} {placed}").otherwise(
+        f"{launch.launcher} {ranks} {placed}")
+    is_guess = not find_mpi(context)[0]
+    return fix + advise(f"{placed} is Open MPI's; for others it is -ppn {per_node}") if is_guess else fix
+
+
+def place_ranks(context: Context, per_node: int) -> str:
+    """Return the option of mpirun for a number of ranks on each node: Open MPI's, if the MPI is unknown."""
+    return f"--map-by ppr:{per_node}:node" if find_mpi(context)[0] in ("Open MPI", "") else f"-ppn {per_node}"
+
+
+def set_chunk(context: Context, name: str, value: int) -> Fix:
+    """Return the change of a resource in PBS's select=."""
+    line, select = context.option_line("select"), f"select={context.script.options['select']}"
+    if re.search(rf":{name}=", select):
+        return replace_text(context, line, rf"(?<=:){name}=\w+", f"{name}={value}")
+    return replace_text(context, line, re.escape(select), f"{select}:{name}={value}").otherwise(f":{name}={value}")
 
 
 class Draft:
@@ -228,6 +299,8 @@ class Draft:
         for change in changes:
             if change in made:
                 continue
+            if change.pattern and any(other[::2] == change[::2] for other in made):
+                return False  # another text in the same place
             made[change] = None
             if not change.pattern:
                 texts = inserted.setdefault(change.line, [])
@@ -279,7 +352,8 @@ def apply_edits(lines: Sequence[str], edits: Iterable[Edit]) -> str:
     kept: list[str] = []
     for number, line in enumerate([*lines, None], 1):
         own = by_line.get(number, {})
-        kept += [edit.text for edit in own if edit.action is Action.INSERT]
+        inserted = [edit.text for edit in own if edit.action is Action.INSERT]
+        kept += sorted(inserted, key=lambda text: not text.startswith("#"))  # directives first
         if change := next((edit for edit in own if edit.action is not Action.INSERT), None):
             kept += [change.text] if change.action is Action.REPLACE else []
         elif line is not None:

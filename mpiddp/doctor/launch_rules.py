@@ -20,8 +20,10 @@ from .edits import (
     insert_before,
     insert_option,
     insert_words,
+    place_ranks,
     replace_option,
     replace_text,
+    set_chunk,
     set_option,
     set_tasks,
 )
@@ -167,6 +169,8 @@ def start_ranks_by_mpi(context: Context, step: Step) -> Fix:
     start = "" if launch.launcher else "srun --mpi=pmix "
     pattern = r"(python\S*\s+-m\s+)?" + TORCHRUN.removeprefix(r"\b") + r"\s.*?(-m\s+)?mpiddp\b"
     fix = change_line(context, launch, pattern, f"{start}python -m mpiddp").otherwise(f"{start}python -m mpiddp")
+    if "mpi" in launch.launcher_options:
+        fix += replace_option(context, launch, "mpi", f"--mpi={FITTING_MPI.get(find_mpi(context)[0], 'pmix')}")
     ranks = step.processes_per_node
     return fix + set_tasks(context, step, ranks) if ranks and ranks != context.script.request.tasks_per_node else fix
 
@@ -189,11 +193,9 @@ def check_no_launcher(context: Context) -> Iterator[Problem]:
                 job.gpus_per_node or 1) > 1)):
             numbers = (job.tasks, "task"), (job.nodes, "node"), (job.gpus_per_node, "GPU")
             many = next(count(number, noun) for number, noun in numbers if number and number > 1)
-            starts = {Scheduler.SLURM: "srun --mpi=pmix", Scheduler.FLUX: "flux run"}
-            start = starts.get(context.script.scheduler, "mpirun")
             yield Problem(Severity.ERROR, launch.line, f"no launcher: one process for {many}",
                           "the script is started once, on the first node, and trains alone",
-                          add_launcher(context, step, start))
+                          add_launcher(context, step))
 
 
 def insert_launcher(context: Context, launch: Launch, start: str) -> Fix:
@@ -216,10 +218,10 @@ def start_on_each_node(context: Context, step: Step) -> Fix:
     return fix + split.fix if split else fix
 
 
-def add_launcher(context: Context, step: Step, start: str) -> Fix:
+def add_launcher(context: Context, step: Step) -> Fix:
     """Return the change that starts mpiddp by a launcher, with one task for each GPU."""
     launch, job = step.launch, context.script.request
-    fix = insert_launcher(context, launch, start)
+    fix = insert_launcher(context, launch, choose_launcher(context))
     if launch.program is Program.PYTHON and launch.script_words:
         begin = rf"(?<=\s){re.escape(launch.script_words[0])}(?=\s|$)"
         pattern = rf"-m\s+{begin}" if launch.is_module else begin
@@ -228,7 +230,23 @@ def add_launcher(context: Context, step: Step, start: str) -> Fix:
     gpus = job.gpus_per_node
     if context.script.scheduler is Scheduler.SLURM and gpus and job.tasks_per_node not in (None, gpus):
         fix += set_tasks(context, replace(step, request=job), gpus)
+    elif context.script.scheduler is Scheduler.PBS and gpus and job.nodes and job.tasks_per_node != gpus:
+        fix += set_chunk(context, "mpiprocs", gpus)
     return fix
+
+
+def choose_launcher(context: Context) -> str:
+    """Return the launcher of a batch system with its options."""
+    scheduler, job = context.script.scheduler, context.script.request
+    gpus, nodes = job.gpus_per_node, job.nodes
+    if scheduler is Scheduler.SLURM:
+        mpi = "" if is_cray(context) else f" --mpi={FITTING_MPI.get(find_mpi(context)[0], 'pmix')}"
+        return f"srun{' --export=ALL' * (context.script.options.get('export', '').upper() == 'NONE')}{mpi}"
+    if scheduler is Scheduler.FLUX:
+        return f"flux run --nodes={nodes} --ntasks={gpus * nodes} --gpus-per-task=1" if gpus and nodes else "flux run"
+    if scheduler is Scheduler.LSF and gpus and nodes and gpus != job.tasks_per_node:
+        return f"mpirun -n {gpus * nodes} {place_ranks(context, gpus)}"
+    return "mpirun"
 
 
 @rule("no-training", "directives, but no line that starts a training")
@@ -387,7 +405,8 @@ def judge_options(context: Context, launch: Launch, errors: Sequence[str]) -> Pr
         text = f"{names[0]} is an option of sbatch, not of mpiddp"
         name, has_value, value = names[0].removeprefix("--").partition("=")
         is_complete = name in SLURM_FLAGS or has_value
-        fix += set_option(context, name, value) if is_complete else advise(f"give {names[0]} in a directive")
+        can_set = is_complete and context.script.scheduler is Scheduler.SLURM
+        fix += set_option(context, name, value) if can_set else advise(f"give {names[0]} in a directive")
         reason += "; batch/requeue.sh has what else a requeue needs" * (names[0] == "--requeue")
     return Problem(Severity.ERROR, launch.line, text, reason, fix)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from .batch_script import Launch, Program, Scheduler
 from .context import (
@@ -15,7 +16,6 @@ from .context import (
     Problem,
     Step,
     count,
-    find_mpi,
     find_option,
     is_mpirun,
     parse_memory_mb,
@@ -32,13 +32,13 @@ from .edits import (
     remove_assignments,
     remove_options,
     replace_option,
-    replace_text,
+    set_chunk,
     set_option,
+    set_ranks,
     set_tasks,
     set_variable,
 )
 from .findings import Severity
-from .launches import MPI_NAMES
 
 WHOLE_NODE_GPUS = 8  # nodes with more GPUs are rare
 MIN_MB_PER_RANK = 2048  # torch with CUDA needs about that much memory of the host
@@ -74,6 +74,8 @@ def check_tasks_per_node(context: Context) -> Iterator[Problem]:
 def has_other_ranks(context: Context, step: Step) -> bool:
     """Return whether mpirun's own number of ranks is not the job's, which the rule mpirun-ranks is about."""
     job = context.script.request
+    if step.launch.program in STARTERS:
+        return False
     return is_mpirun(step.launch) and "ntasks" in step.launch.launcher_options and job.tasks not in (
         None, 0, step.request.tasks) and not has_spare_slots(context)
 
@@ -119,29 +121,9 @@ def process_line(context: Context, step: Step) -> int | None:
 
 def set_processes(context: Context, step: Step, gpus: int) -> Fix:
     """Return the change that starts one process per GPU."""
-    launch, scheduler, nodes = step.launch, context.script.scheduler, step.request.nodes
-    if launch.program in STARTERS:
+    if step.launch.program in STARTERS:
         return set_starter_processes(context, step, gpus)
-    own = launch.launcher_options
-    if is_mpirun(launch) and (scheduler is not Scheduler.SLURM or is_counted(step)):
-        select = context.script.options.get("select", "")
-        if select and not is_counted(step):
-            return set_chunk(context, "mpiprocs", gpus)
-        return set_ranks(context, step, gpus * nodes, gpus) if nodes else advise(
-            f"{launch.launcher} with {count(gpus, 'rank')} per node")
-    if launch.launcher == "flux":
-        is_own = "gpus-per-task" in own
-        fix = replace_option(context, launch, "gpus-per-task", "--gpus-per-task=1") if is_own else Fix()
-        tasks = f"--ntasks={gpus * nodes}" if nodes else f"--tasks-per-node={gpus}"
-        name = next((name for name in ("ntasks", "ntasks-per-node") if name in own), "")
-        return fix + (replace_option(context, launch, name, tasks) if name else insert_option(context, launch, tasks))
-    if launch.launcher == "jsrun":
-        return advise(f"jsrun --rs_per_host {gpus} --tasks_per_rs 1 --gpu_per_rs 1, and the number of all resource "
-                      "sets with --nrs")
-    fix = set_tasks(context, step, gpus)
-    if "gpus-per-task" in {**step.options} and "gpus-per-node" not in step.options:
-        fix += replace_option(context, launch, "gpus-per-task", f"--gpus-per-node={gpus}")
-    return fix
+    return set_tasks(context, step, gpus)
 
 
 def set_starter_processes(context: Context, step: Step, gpus: int) -> Fix:
@@ -156,41 +138,9 @@ def set_starter_processes(context: Context, step: Step, gpus: int) -> Fix:
     fix = change_line(context, launch, pattern, f"--{name}={number_of}")
     if not fix.changes:
         fix = insert_words(context, launch, program, f"--{name}={number_of}")
-    return fix.otherwise(f"{launch.program.value} --{name}={number_of}")
-
-
-def set_chunk(context: Context, name: str, value: int) -> Fix:
-    """Return the change of a resource in PBS's select=."""
-    line, select = context.option_line("select"), f"select={context.script.options['select']}"
-    if re.search(rf":{name}=", select):
-        return replace_text(context, line, rf"(?<=:){name}=\w+", f"{name}={value}")
-    return replace_text(context, line, re.escape(select), f"{select}:{name}={value}").otherwise(f":{name}={value}")
-
-
-def set_ranks(context: Context, step: Step, ranks: int, per_node: int) -> Fix:
-    """Return the change by which mpirun starts a number of ranks, evenly on the nodes."""
-    launch, options = step.launch, step.launch.launcher_options
-    library, _ = find_mpi(context)
-    placed = f"--map-by ppr:{per_node}:node" if library in ("Open MPI", "") else f"-ppn {per_node}"
-    fix = replace_option(context, launch, "ntasks", f"-n {ranks}") if "ntasks" in options else Fix()
-    if "map-by" in options and "ntasks-per-node" in options:
-        fix += change_line(context, launch, r"ppr:\d+:node", f"ppr:{per_node}:node").otherwise(placed)
-    elif "ntasks-per-node" in options:
-        word = next(word for word in launch.text.split() if MPI_NAMES.get(word.lstrip("-").partition("=")[0])
-                    == "ntasks-per-node")
-        sign = "=" if "=" in word else " "
-        fix += replace_option(context, launch, "ntasks-per-node", f"{word.partition('=')[0]}{sign}{per_node}")
-    elif "ntasks" in options:
-        fix += insert_option(context, launch, placed)
-    else:
-        fix += insert_option(context, launch, f"-n {ranks} {placed}").otherwise(f"{launch.launcher} -n {ranks}")
-    is_guess = not library and placed not in launch.text and {"map-by", "ntasks-per-node"}.isdisjoint(options)
-    return fix + advise(f"{placed} is Open MPI's; for MPICH and Intel MPI it is -ppn {per_node}") if is_guess else fix
-
-
-def is_counted(step: Step) -> bool:
-    """Return whether the launcher's own options set the number of processes."""
-    return not {"ntasks", "ntasks-per-node"}.isdisjoint(step.launch.launcher_options)
+    fix = fix.otherwise(f"{launch.program.value} --{name}={number_of}")
+    is_repeated = launch.launcher and step.request.tasks_per_node not in (None, 1)
+    return fix + set_tasks(context, step, 1) if is_repeated else fix
 
 
 @rule("uneven-tasks", "tasks that cannot be divided evenly among nodes, or whose nodes are left to Slurm")
@@ -453,7 +403,8 @@ def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
         if per_node is not None and job.nodes and per_node * job.nodes != ranks:
             yield Problem(Severity.ERROR, launch.line, f"{ranks} ranks, but {per_node} on each of "
                           f"{count(job.nodes, 'node')}", "nodes get different numbers of ranks, or the start fails",
-                          replace_option(context, launch, "ntasks", f"-n {per_node * job.nodes}"))
+                          set_ranks(context, replace(step, request=job), 1 if launch.program in STARTERS else
+                                    job.gpus_per_node or per_node, is_counted=True))
         elif not options.get("ntasks-per-node") and job.tasks and ranks != job.tasks and not (
                 ranks < job.tasks and has_spare_slots(context)) and not (
                 context.script.scheduler is Scheduler.SLURM and "ntasks" not in context.script.options
@@ -464,7 +415,23 @@ def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
                 f"{launch.launcher} starts {count(ranks, 'rank')}, but the job has {count(job.tasks, 'task')}",
                 "the job has too few slots for the ranks, and the start fails" if is_more else
                 f"the other tasks' cores and GPUs are idle; without -n, {launch.launcher} starts one rank per task",
-                replace_option(context, launch, "ntasks", ""))
+                match_ranks(context, step, ranks))
+
+
+def match_ranks(context: Context, step: Step, ranks: int) -> Fix:
+    """Return the change by which mpirun starts as many ranks as the job has tasks, one for each GPU."""
+    job, launch = context.script.request, step.launch
+    leave_out = replace_option(context, launch, "ntasks", "")
+    gpus = 1 if launch.program in STARTERS else job.gpus_per_node
+    if not gpus or not job.nodes or job.tasks == gpus * job.nodes:
+        return leave_out
+    if context.script.scheduler is Scheduler.SLURM:
+        fix = set_tasks(context, replace(step, launch=replace(launch, launcher_options={}), request=job), gpus)
+    elif "select" in context.script.options:
+        fix = set_chunk(context, "mpiprocs", gpus)
+    else:
+        return advise(f"ask for {count(gpus, 'slot')} per node, and start {gpus * job.nodes} ranks")
+    return fix if ranks == gpus * job.nodes else fix + leave_out
 
 
 @rule("container-gpus", "a container that does not see the GPUs")
