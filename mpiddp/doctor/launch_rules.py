@@ -166,13 +166,14 @@ def start_ranks_by_mpi(context: Context, step: Step) -> Fix:
     launch, scheduler = step.launch, context.script.scheduler
     if scheduler is not Scheduler.SLURM or launch.launcher not in ("srun", ""):
         return advise("start mpiddp by MPI's launcher, with one rank for each GPU: mpirun python -m mpiddp")
-    start = "" if launch.launcher else "srun --mpi=pmix "
+    start = "" if launch.launcher else f"{choose_launcher(context)} "
     pattern = r"(python\S*\s+-m\s+)?" + TORCHRUN.removeprefix(r"\b") + r"\s.*?(-m\s+)?mpiddp\b"
     fix = change_line(context, launch, pattern, f"{start}python -m mpiddp").otherwise(f"{start}python -m mpiddp")
     if "mpi" in launch.launcher_options:
         fix += replace_option(context, launch, "mpi", f"--mpi={FITTING_MPI.get(find_mpi(context)[0], 'pmix')}")
-    ranks = step.processes_per_node
-    return fix + set_tasks(context, step, ranks) if ranks and ranks != context.script.request.tasks_per_node else fix
+    ranks = step.request.gpus_per_node or step.processes_per_node
+    step = step if launch.launcher else replace(step, request=context.script.request)
+    return fix + set_tasks(context, step, ranks) if ranks and ranks != step.request.tasks_per_node else fix
 
 
 @rule("no-launcher", "a training that is started once although the job has several tasks or nodes")
@@ -213,7 +214,7 @@ def start_on_each_node(context: Context, step: Step) -> Fix:
     launch, nodes = step.launch, step.request.nodes
     if context.script.scheduler is not Scheduler.SLURM or nodes is None:
         return advise(f"start {launch.program.value} once on each node")
-    fix = insert_launcher(context, launch, "srun --ntasks-per-node=1")
+    fix = insert_launcher(context, launch, f"{start_srun(context)} --ntasks-per-node=1")
     split = judge_rendezvous(context, launch, nodes)
     return fix + split.fix if split else fix
 
@@ -235,13 +236,18 @@ def add_launcher(context: Context, step: Step) -> Fix:
     return fix
 
 
+def start_srun(context: Context) -> str:
+    """Return srun with the option that it needs to pass the environment on."""
+    return "srun --export=ALL" if context.script.options.get("export", "").upper() == "NONE" else "srun"
+
+
 def choose_launcher(context: Context) -> str:
     """Return the launcher of a batch system with its options."""
     scheduler, job = context.script.scheduler, context.script.request
     gpus, nodes = job.gpus_per_node, job.nodes
     if scheduler is Scheduler.SLURM:
         mpi = "" if is_cray(context) else f" --mpi={FITTING_MPI.get(find_mpi(context)[0], 'pmix')}"
-        return f"srun{' --export=ALL' * (context.script.options.get('export', '').upper() == 'NONE')}{mpi}"
+        return f"{start_srun(context)}{mpi}"
     if scheduler is Scheduler.FLUX:
         return f"flux run --nodes={nodes} --ntasks={gpus * nodes} --gpus-per-task=1" if gpus and nodes else "flux run"
     if scheduler is Scheduler.LSF and gpus and nodes and gpus != job.tasks_per_node:

@@ -366,6 +366,7 @@ def check_exclusive(context: Context) -> Iterator[Problem]:
     """Look for a job that uses all GPUs of nodes that other jobs may share."""
     options, request = context.script.options, context.script.request
     if (context.script.scheduler is Scheduler.SLURM and (request.gpus_per_node or 0) >= WHOLE_NODE_GPUS
+            and (request.gpus_per_task or 1) == 1
             and "exclusive" not in options and parse_memory_mb(options.get("mem", "")) != 0 and context.steps):
         yield Problem(Severity.WARNING, context.option_line(*GPU_OPTIONS),
                       f"{request.gpus_per_node} GPUs per node without --exclusive",
