@@ -717,34 +717,34 @@ CORES_EXAMPLE = "8 is an example: the cores of a node (sinfo -o '%n %c') divided
 
 @pytest.mark.parametrize(("text", "rule", "todo"), [
     ("srun -l \\\n  --mpi=pmix python -m mpiddp train.py\n", "srun-cpus",
-     "6 srun --cpus-per-task=$SLURM_CPUS_PER_TASK -l \\"),
+     "7 srun --cpus-per-task=$SLURM_CPUS_PER_TASK -l \\"),
     ('SRUN="srun --mpi=pmix"\n$SRUN python -m mpiddp train.py\n', "srun-cpus",
-     '6 SRUN="srun --cpus-per-task=$SLURM_CPUS_PER_TASK --mpi=pmix"'),
+     '7 SRUN="srun --cpus-per-task=$SLURM_CPUS_PER_TASK --mpi=pmix"'),
     (f"{MODULE.format('mpich')}SRUN='srun --mpi=pmix -c8'\n# $SRUN --mpi=pmix\neval $SRUN python -m mpiddp train.py\n",
-     "mpi-interface", "7 SRUN='srun --mpi=pmi2 -c8'"),
+     "mpi-interface", "8 SRUN='srun --mpi=pmi2 -c8'"),
     ("OPTIONS=(--log-dri logs)\n" + START.replace("train.py", '"${OPTIONS[@]}" train.py'), "unknown-option",
-     "6 OPTIONS=(--log-dir logs)"),
+     "7 OPTIONS=(--log-dir logs)"),
     (START.replace("train.py", "--nproc-per-node 4 --quiet train.py"), "unknown-option",
-     "6 " + START.replace("train.py", "--quiet train.py").strip()),
-    ("export MPIDDP_LOG_DRI=logs\n" + START, "unknown-option", "6 export MPIDDP_LOG_DIR=logs"),
+     "7 " + START.replace("train.py", "--quiet train.py").strip()),
+    ("export MPIDDP_LOG_DRI=logs\n" + START, "unknown-option", "7 export MPIDDP_LOG_DIR=logs"),
     (START.replace("python", "apptainer exec -B /a image.sif python"), "container-gpus",
-     "6 " + START.replace("python", "apptainer exec --nv -B /a image.sif python").strip()),
-    ("NP=4\nmpirun -n $NP python -m mpiddp train.py\n", "mpirun-ranks", "7 mpirun python -m mpiddp train.py"),
+     "7 " + START.replace("python", "apptainer exec --nv -B /a image.sif python").strip()),
+    ("NP=4\nmpirun -n $NP python -m mpiddp train.py\n", "mpirun-ranks", "8 mpirun python -m mpiddp train.py"),
     (START.replace("train.py", "--requeue train.py"), "unknown-option",
-     "<6 #SBATCH --requeue\n6 " + START.strip()),
+     "<7 #SBATCH --requeue\n7 " + START.strip()),
     (START.replace("train.py", "--nnodes 2 --rdzv-backend=c10d train.py"), "unknown-option",
-     "6 " + START.strip()),
+     "7 " + START.strip()),
     ("source ~/conda/bin/activate base\n" + START, "conda-base",
      "source ~/conda/bin/activate with the name of your environment (conda env list shows them)"),
     ("mpirun -np 4 --bind-to none python -m mpiddp train.py\n", "mpirun-ranks",
-     "6 mpirun --bind-to none python -m mpiddp train.py"),
-    ("export NCCL_IB_DISABLE=1 A=2\n" + START, "slow-variables", "6 export A=2"),
-    (f"if true; then\n  export NCCL_IB_DISABLE=1\nfi\n{START}", "slow-variables", "7   :"),
-    ("cd a\n#SBATCH -A b\n" + START, "late-directive", "<6 #SBATCH -A b\n-7"),
-    (f"{START.rstrip()} &\n", "background-wait", "<7 wait"),
-    (START.replace("python", "mpirun -n 4 python"), "nested-launcher", "6 " + START.strip()),
+     "7 mpirun --bind-to none python -m mpiddp train.py"),
+    ("export NCCL_IB_DISABLE=1 A=2\n" + START, "slow-variables", "7 export A=2"),
+    (f"if true; then\n  export NCCL_IB_DISABLE=1\nfi\n{START}", "slow-variables", "8   :"),
+    ("cd a\n#SBATCH -A b\n" + START, "late-directive", "<7 #SBATCH -A b\n-8"),
+    (f"{START.rstrip()} &\n", "background-wait", "<8 wait"),
+    (START.replace("python", "mpirun -n 4 python"), "nested-launcher", "7 " + START.strip()),
     ("set -e\n#SBATCH --requeue --open-mode=append\n" + START + REQUEUE, "errexit",
-     f"<8 status=0\n8 {START.strip()} || status=$?\n-9"),
+     f"<9 status=0\n9 {START.strip()} || status=$?\n-10"),
 ])
 def test_the_line_to_write_instead(text: str, rule: str, todo: str) -> None:
     """It is the line that has to change, also where that is not the launch's."""
@@ -754,19 +754,19 @@ def test_the_line_to_write_instead(text: str, rule: str, todo: str) -> None:
 
 @pytest.mark.parametrize(("parts", "rule", "todo"), [
     ((head("--ntasks-per-node=1", "-c32", without="ntasks|cpus"), START.replace("=8", "=32")), "tasks-per-node",
-     f"4 #SBATCH --ntasks-per-node=4\n5 #SBATCH --cpus-per-task=8\n6 {START.strip()}"),
+     f"5 #SBATCH --ntasks-per-node=4\n6 #SBATCH --cpus-per-task=8\n7 {START.strip()}"),
     ((head("--ntasks-per-node=1", without="ntasks"), START.replace("=8", "=$SLURM_CPUS_PER_TASK")), "tasks-per-node",
-     "4 #SBATCH --cpus-per-task=2\n5 #SBATCH --ntasks-per-node=4"),
+     "5 #SBATCH --cpus-per-task=2\n6 #SBATCH --ntasks-per-node=4"),
     ((HEAD, TORCHRUN), "nested-launcher",
-     "3 #SBATCH --ntasks-per-node=1\n5 #SBATCH --cpus-per-task=32\n6 " + TORCHRUN.strip().replace("=8", "=32")),
+     "4 #SBATCH --ntasks-per-node=1\n6 #SBATCH --cpus-per-task=32\n7 " + TORCHRUN.strip().replace("=8", "=32")),
     ((head(without="cpus"), START.replace(" --cpus-per-task=8", "")), "one-core",
-     "<5 #SBATCH --cpus-per-task=8\n5 srun --cpus-per-task=$SLURM_CPUS_PER_TASK --mpi=pmix python -m mpiddp train.py\n"
+     "<6 #SBATCH --cpus-per-task=8\n6 srun --cpus-per-task=$SLURM_CPUS_PER_TASK --mpi=pmix python -m mpiddp train.py\n"
      + CORES_EXAMPLE),
     ((head("-n 8 -J a  # tasks", "--gpus-per-task=4", without="ntasks|gpus"), START), "tasks-per-node",
-     "5 #SBATCH --gpus-per-node=4"),
-    ((head("--gpus-per-task=4", "--ntasks=2 -J a  # tasks", without="ntasks|gpus"), START.replace("=8", "=2")),
-     "tasks-per-node", "3 #SBATCH --cpus-per-task=2\n4 #SBATCH --gpus-per-node=4\n"
-     "5 #SBATCH --ntasks-per-node=4 -J a  # tasks"),
+     "6 #SBATCH --gpus-per-node=4"),
+    ((head("--gpus-per-task=4", "--ntasks=2 -J a  # tasks", without="ntasks|gpus"), START),
+     "tasks-per-node", ("4 #SBATCH --cpus-per-task=2\n5 #SBATCH --gpus-per-node=4\n"
+                        f"6 #SBATCH --ntasks-per-node=4 -J a  # tasks\n7 {START.strip().replace('=8', '=2')}")),
     (("#BSUB -n 64\n#BSUB -R 'span[ptile=32]'\n#BSUB -gpu num=4\n",
       "module load openmpi/5\nmpirun python -m mpiddp train.py\n"), "tasks-per-node",
      "6 mpirun -n 8 --map-by ppr:4:node python -m mpiddp train.py"),
@@ -884,7 +884,8 @@ COUNTS = st.sampled_from((1, 2, 4, 8))
 SBATCH_OPTIONS = (
     ("--nodes={}", "-N {}", "-N{}"), ("--ntasks-per-node={}", "--tasks-per-node={}"), ("--ntasks={}", "-n {}", "-n{}"),
     ("--gpus-per-node={}", "--gres=gpu:a100:{}", "--gpus-per-node=a100:{}"), ("--gpus-per-task={}",),
-    ("--cpus-per-task={}", "-c {}", "-c{}"), ("--mem={}", "--mem={}G"), ("--mem-per-cpu={}G",), ("--time={}", "-t {}:00"),
+    ("--cpus-per-task={}", "-c {}", "-c{}"), ("--mem={}", "--mem={}G"), ("--mem-per-cpu={}G",),
+    ("--time={}", "-t {}:00"),
     ("--signal=USR1@{}00", "--signal=B:USR1@120"), ("--exclusive",), ("--requeue", "--no-requeue"),
     ("--hint=multithread",), ("--ntasks-per-core={}",), ("--array=1-{}",), ("--output=out.txt",), ("--export=NONE",))
 OTHER_HEADS = (
@@ -952,7 +953,8 @@ def test_the_certain_edits_are_a_patch(quick: Mpi, tmp_path: Path) -> None:
     assert job.read_text() == bad
     assert done.stderr.splitlines()[0] == message("doctor/left")
     assert [entry["rule"] for entry in find("doctor/label", done.stderr)] == ["one-core"]
-    subprocess.run(["patch", "job.sh"], input=done.stdout, text=True, cwd=tmp_path, check=True, timeout=support.DEADLINE)
+    subprocess.run(["patch", "job.sh"], input=done.stdout, text=True, cwd=tmp_path, check=True,
+                   timeout=support.DEADLINE_S)
     assert job.read_text() == bad.replace("24:00", "24:00:00") + "\nwait"
     again = support.check(alone(quick, "-m", "mpiddp.doctor", "--fix", "job.sh", cwd=tmp_path), 1)
     assert (again.stdout, again.stderr.splitlines()[0]) == ("", message("doctor/no_certain_change"))

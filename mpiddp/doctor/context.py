@@ -27,12 +27,13 @@ class Change(NamedTuple):
     """A change of the script before its line `line`, which counts from 1, or in it.
 
     Without a pattern, `text` is a line to insert; else what the pattern matches first becomes `text`, and a line of
-    which nothing is left is removed.
+    which nothing is left is removed. Several texts for the same pattern exclude each other, unless each `adds_words`.
     """
 
     line: int
     text: str
     pattern: str = ""
+    adds_words: bool = False
 
 
 @dataclass(frozen=True)

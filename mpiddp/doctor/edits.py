@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from .batch_script import Launch, Scheduler
@@ -160,7 +161,8 @@ def insert_option(context: Context, launch: Launch, option: str) -> Fix:
 def insert_words(context: Context, launch: Launch, pattern: str, words: str) -> Fix:
     """Return the change of a launch's line that inserts words behind what a pattern matches; nothing for no line."""
     fix = change_line(context, launch, pattern, words)
-    return Fix(tuple(change._replace(text=f"{read_match(context, change)} {words}") for change in fix.changes))
+    return Fix(tuple(change._replace(text=f"{read_match(context, change)} {words}", adds_words=True)
+                     for change in fix.changes))
 
 
 def read_match(context: Context, change: Change) -> str:
@@ -299,8 +301,9 @@ class Draft:
         for change in changes:
             if change in made:
                 continue
-            if change.pattern and any(other[::2] == change[::2] for other in made):
-                return False  # another text in the same place
+            if change.pattern and not change.adds_words and any(
+                    (other.line, other.pattern) == (change.line, change.pattern) for other in made):
+                return False
             made[change] = None
             if not change.pattern:
                 texts = inserted.setdefault(change.line, [])
@@ -326,7 +329,7 @@ class Draft:
     def list_edits(self, changes: Iterable[Change]) -> tuple[Edit, ...]:
         """Return the edits of the script to which some of the changes that are made lead, by line."""
         edits = [self._read_edit(change) for change in dict.fromkeys(changes)]
-        return tuple(sorted({edit: None for edit in edits if edit}, key=lambda edit: edit.line))
+        return sort_edits(edit for edit in edits if edit)
 
     def _read_edit(self, change: Change) -> Edit | None:
         """Return the edit to which a change leads, None if the line stays as it is."""
@@ -338,6 +341,12 @@ class Draft:
         return Edit(Action.REPLACE, change.line, text) if text != self._lines[change.line - 1] else None
 
 
+def sort_edits(edits: Iterable[Edit]) -> tuple[Edit, ...]:
+    """Return different edits by line, insertions first, and of these the directives and comments."""
+    return tuple(sorted(dict.fromkeys(edits), key=lambda edit: (
+        edit.line, edit.action is not Action.INSERT, not edit.text.startswith("#"))))
+
+
 def read_name(text: str) -> str:
     """Return the option that a directive gives, the text itself if it is none."""
     match = re.match(r"(#\S+ -+[\w-]+)[= ]", text)
@@ -346,16 +355,13 @@ def read_name(text: str) -> str:
 
 def apply_edits(lines: Sequence[str], edits: Iterable[Edit]) -> str:
     """Return the text of a script after edits, each of which may be there several times."""
-    by_line: dict[int, dict[Edit, None]] = {}
-    for edit in edits:
-        by_line.setdefault(edit.line, {})[edit] = None
     kept: list[str] = []
+    rest = deque(sort_edits(edits))
     for number, line in enumerate([*lines, None], 1):
-        own = by_line.get(number, {})
-        inserted = [edit.text for edit in own if edit.action is Action.INSERT]
-        kept += sorted(inserted, key=lambda text: not text.startswith("#"))  # directives first
-        if change := next((edit for edit in own if edit.action is not Action.INSERT), None):
-            kept += [change.text] if change.action is Action.REPLACE else []
-        elif line is not None:
-            kept.append(line)
+        is_kept = line is not None
+        while rest and rest[0].line == number:
+            edit = rest.popleft()
+            kept += [edit.text] if edit.action is not Action.REMOVE else []
+            is_kept = is_kept and edit.action is Action.INSERT
+        kept += [line] if line is not None and is_kept else []
     return "\n".join(kept)

@@ -424,7 +424,7 @@ def match_ranks(context: Context, step: Step, ranks: int) -> Fix:
     job, launch = context.script.request, step.launch
     leave_out = replace_option(context, launch, "ntasks", "")
     gpus = 1 if launch.program in STARTERS else job.gpus_per_node
-    if not gpus or not job.nodes or job.tasks == gpus * job.nodes:
+    if not gpus or not job.nodes or job.tasks_per_node == gpus:
         return leave_out
     if context.script.scheduler is Scheduler.SLURM:
         fix = set_tasks(context, replace(step, launch=replace(launch, launcher_options={}), request=job), gpus)
