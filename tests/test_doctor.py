@@ -888,15 +888,17 @@ SBATCH_OPTIONS = (
     ("--time={}", "-t {}:00"),
     ("--signal=USR1@{}00", "--signal=B:USR1@120"), ("--exclusive",), ("--requeue", "--no-requeue"),
     ("--hint=multithread",), ("--ntasks-per-core={}",), ("--array=1-{}",), ("--output=out.txt",), ("--export=NONE",))
-OTHER_HEADS = (
-    "#BSUB -n {0}\n#BSUB -R 'span[ptile={0}]'\n#BSUB -gpu num={1}\n#BSUB -W {2}",
-    "#BSUB -n 64\n#BSUB -R 'span[ptile=32]'\n#BSUB -gpu num={1}\n#BSUB -W {2}00",
-    "#PBS -l select={0}:ngpus={1}:mpiprocs={2}", "#PBS -l select={0}:ncpus=64:ngpus={1} -l walltime=00:0{2}:00",
-    "#flux: -N{0} -n8 -g{1} -c{2}")
 SBATCH_STARTS = ("", "srun", "srun --mpi=none -n {}", "srun --ntasks-per-node={} -c {}", "mpirun", "mpirun -np {}",
                  "mpirun -n {} --map-by ppr:{}:node", "srun \\\n  -c 8", "srun --ntasks={} --gpus-per-task={}")
-OTHER_STARTS = ("", "mpirun", "mpiexec -n {} -ppn {}", "flux run -N2 -n{} -g{}", "flux run -n{} -c{}")
-PROGRAMS = ("python -m mpiddp {} train.py", "python train.py", "torchrun --nproc_per_node={} train.py",
+MPI_STARTS = ("", "mpirun", "mpiexec -n {} -ppn {}")
+FLUX_STARTS = ("", "flux run -N2 -n{} -g{}", "flux run -n{} -c{} -g1")
+OTHER_HEADS = {
+    "#BSUB -n {0}\n#BSUB -R 'span[ptile={0}]'\n#BSUB -gpu num={1}\n#BSUB -W {2}": MPI_STARTS,
+    "#BSUB -n 64\n#BSUB -R 'span[ptile=32]'\n#BSUB -gpu num={1}\n#BSUB -W {2}00": MPI_STARTS,
+    "#PBS -l select={0}:ngpus={1}:mpiprocs={2}": MPI_STARTS,
+    "#PBS -l select={0}:ncpus=64:ngpus={1} -l walltime=00:0{2}:00": MPI_STARTS,
+    "#flux: -N{0} -n8 -g{1} -c{2}": FLUX_STARTS}
+PROGRAMS = ("python -m mpiddp train.py", "python train.py", "torchrun --nproc_per_node={} train.py",
             "torchrun --standalone train.py", "accelerate launch --num_processes={} train.py",
             "python -m mpiddp \\\n    --log-dri /tmp/x train.py")
 
@@ -908,20 +910,22 @@ def test_edits_of_resources_come_to_an_end(data: st.DataObject) -> None:
     is_slurm = data.draw(st.booleans())
 
     def fill(text: str) -> str:
-        return re.sub(r"\{\d?\}", lambda _: str(data.draw(COUNTS)), text)
+        return re.sub(r"\{\}", lambda _: str(data.draw(COUNTS)), text)
 
     if is_slurm:
         chosen = data.draw(st.lists(st.sampled_from(SBATCH_OPTIONS[1:]), max_size=8, unique=True))
         options = [fill(data.draw(st.sampled_from(spellings))) for spellings in (SBATCH_OPTIONS[0], *chosen)]
         directives = data.draw(st.sampled_from(("#SBATCH " + " ".join(options), "\n".join(
             f"#SBATCH {option}  # a comment" for option in options))))
+        starts = SBATCH_STARTS
     else:
-        directives = fill(data.draw(st.sampled_from(OTHER_HEADS)))
-    start = fill(data.draw(st.sampled_from(SBATCH_STARTS if is_slurm else OTHER_STARTS)))
-    program = fill(data.draw(st.sampled_from(PROGRAMS)).replace("mpiddp {}", "mpiddp"))
+        numbers = data.draw(st.lists(COUNTS, min_size=3, max_size=3))
+        directives, starts = data.draw(st.sampled_from([*OTHER_HEADS.items()]))
+        directives = directives.format(*numbers)
+    start = fill(data.draw(st.sampled_from(starts)))
+    program = fill(data.draw(st.sampled_from(PROGRAMS)))
     module = data.draw(st.sampled_from(("", "module load openmpi/5\n", "module load intel-mpi\n")))
-    assert_edits_end(script(f"{module}{start} {program}".replace("\n ", "\n") + "\n",
-                            f"#!/bin/bash\n{directives}\ncd data\n"), HERE)
+    assert_edits_end(script(f"{module}{f'{start} {program}'.strip()}\n", f"#!/bin/bash\n{directives}\ncd data\n"), HERE)
 
 
 @pytest.mark.process

@@ -489,6 +489,7 @@ def check_step_gpus(context: Context) -> Iterator[Problem]:
         asked = parse_gpus(job.get("gpus-per-task")) or parse_gpus(job.get("gpus-per-node"))
         if step.launch.launcher == "flux" and asked and not (
                 {"gpus-per-task", "gpus-per-node", "exclusive"} & set(step.launch.launcher_options)):
+            gpus = step.processes_per_node if step.launch.program in STARTERS else 1
             yield Problem(Severity.ERROR, step.launch.line, "flux run asks for no GPUs",
                           "its tasks see none of the job's GPUs",
-                          insert_option(context, step.launch, "--gpus-per-task=1"))
+                          insert_option(context, step.launch, f"--gpus-per-task={gpus or 1}"))
