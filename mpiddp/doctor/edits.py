@@ -120,7 +120,7 @@ def replace_option(context: Context, launch: Launch | None, name: str, text: str
         pattern = begin + option_pattern(None if is_mpirun(launch) else Scheduler.FLUX if launch.launcher == "flux"
                                          else Scheduler.SLURM, name)
         return change_line(context, launch, pattern, text).otherwise(
-            f"{launch.launcher} {text}" if text else f"leave --{name} out of {launch.launcher}'s options")
+            f"write {launch.launcher} {text}" if text else f"leave --{name} out of {launch.launcher}'s options")
     pattern = begin + option_pattern(context.script.scheduler, name)
     return replace_text(context, context.option_line(name), pattern, text).otherwise(f"write {text or 'no --' + name}")
 
@@ -192,7 +192,7 @@ def set_tasks(context: Context, step: Step, tasks: int) -> Fix:
     """Return the change of the number of tasks per node, which share the cores and GPUs of those before."""
     launch, own = step.launch, step.launch.launcher_options
     if launch.launcher == "jsrun":
-        return advise(f"jsrun with --rs_per_host={tasks}, --tasks_per_rs=1 and --gpu_per_rs=1")
+        return advise(f"write jsrun with --rs_per_host={tasks}, --tasks_per_rs=1 and --gpu_per_rs=1")
     is_counted = not {"ntasks", "ntasks-per-node"}.isdisjoint(own)
     if is_mpirun(launch) and (is_counted or context.script.scheduler is not Scheduler.SLURM):
         return set_ranks(context, step, tasks, is_counted)
@@ -257,19 +257,19 @@ def set_ranks(context: Context, step: Step, per_node: int, is_counted: bool) -> 
     if "select" in context.script.options and not is_counted:
         return set_chunk(context, "mpiprocs", per_node)
     if not nodes:
-        return advise(f"{launch.launcher} with {count(per_node, 'rank')} on each node")
+        return advise(f"start {launch.launcher} with {count(per_node, 'rank')} on each node")
     ranks, placed = f"-n {per_node * nodes}", place_ranks(context, per_node)
     fix = replace_option(context, launch, "ntasks", ranks) if "ntasks" in options else Fix()
     if "map-by" in options and "ntasks-per-node" in options:
-        return fix + change_line(context, launch, r"ppr:\d+:node", f"ppr:{per_node}:node").otherwise(placed)
+        return fix + change_line(context, launch, r"ppr:\d+:node", f"ppr:{per_node}:node").otherwise(f"write {placed}")
     if "ntasks-per-node" in options:
         written = change_line(context, launch, r"(?<=\s)(-N|--?(npernode|ppn|perhost))(=|\s+)\d+", "")
         names = {re.split(r"[=\s]", read_match(context, change))[0] for change in written.changes}
         spelled = [change._replace(text=placed if find_mpi(context)[0] else f"{name} {per_node}")
                    for change in written.changes for name in names]
-        return fix + Fix(tuple(spelled)).otherwise(placed)
+        return fix + Fix(tuple(spelled)).otherwise(f"write {placed}")
     fix += insert_option(context, launch, placed if "ntasks" in options else f"{ranks} {placed}").otherwise(
-        f"{launch.launcher} {ranks} {placed}")
+        f"write {launch.launcher} {ranks} {placed}")
     is_guess = not find_mpi(context)[0]
     return fix + advise(f"{placed} is Open MPI's; for others it is -ppn {per_node}") if is_guess else fix
 
@@ -284,7 +284,8 @@ def set_chunk(context: Context, name: str, value: int) -> Fix:
     line, select = context.option_line("select"), f"select={context.script.options['select']}"
     if re.search(rf":{name}=", select):
         return replace_text(context, line, rf"(?<=:){name}=\w+", f"{name}={value}")
-    return replace_text(context, line, re.escape(select), f"{select}:{name}={value}").otherwise(f":{name}={value}")
+    longer = f"{select}:{name}={value}"
+    return replace_text(context, line, re.escape(select), longer).otherwise(f"write {longer}")
 
 
 class Draft:

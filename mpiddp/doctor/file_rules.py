@@ -127,7 +127,7 @@ def check_output_overwritten(context: Context) -> Iterator[Problem]:
                               "all jobs of the array write the same file, and overwrite each other's lines",
                               change_line(context, step.launch, rf">\s*{re.escape(output)}(?![\w.])",
                                           f"> {output}.$SLURM_ARRAY_TASK_ID").otherwise(
-                                  f"> {output}.$SLURM_ARRAY_TASK_ID"))
+                                  f"write > {output}.$SLURM_ARRAY_TASK_ID"))
 
 
 @rule("missing-file", "scripts, environments, images and folders that do not exist here")
@@ -302,7 +302,7 @@ def check_other_python(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.ERROR, line, f"{program} is not the Python of the environment",
                           f"line {last.line} activates an environment, which this path leaves out",
                           change_line(context, step.launch, rf"{re.escape(program)}(?=\s)", "python").otherwise(
-                              "start python"))
+                              "start python without a path"))
         elif all(command.line > line for command in activations) and not step.launch.in_loop:
             yield Problem(Severity.ERROR, last.line, "the environment is activated after the training",
                           "the training runs with another Python", move_line(context, last.line, line, last.text))
@@ -343,8 +343,8 @@ def check_conda_base(context: Context) -> Iterator[Problem]:
                       "conda's base environment" if is_base else "NAME stands for the name of your environment",
                       "it seldom has torch and mpi4py, and packages in it disturb conda itself" if is_base else
                       "conda has no environment of this name, and the training runs with another Python",
-                      advise(f"{last.text.partition('activate')[0]}activate with the name of your environment (conda "
-                             "env list shows them)"))
+                      advise(f"write {last.text.partition('activate')[0]}activate with the name of your environment "
+                             "(conda env list shows it)"))
 
 
 @rule("conda-init", "conda activate in a shell that does not know it")
@@ -386,8 +386,16 @@ def check_copied_variables(context: Context) -> Iterator[Problem]:
         numbers, names = zip(*lines, strict=True)
         pronoun = "them" if len({*names}) > 1 else "it"
         yield Problem(Severity.NOTE, numbers[0], f"{', '.join(dict.fromkeys(names))}: mpiddp sets {pronoun} itself",
-                      f"mpiddp overwrites {pronoun}", sum((remove_assignments(context, number, *RENDEZVOUS)
-                                                           for number in dict.fromkeys(numbers)), Fix()))
+                      f"mpiddp overwrites {pronoun}", remove_copies(context, lines))
+
+
+def remove_copies(context: Context, lines: Sequence[tuple[int, str]]) -> Fix:
+    """Return the removal of variables from their lines; advice if another line reads one of them."""
+    numbers, names = zip(*lines, strict=True)
+    if context.has_text(rf"\$\{{?({'|'.join(names)})\b"):
+        return advise(f"remove {name_lines(numbers)}, and what reads these variables")
+    return sum((remove_assignments(context, number, *(name for line, name in lines if line == number))
+                for number in dict.fromkeys(numbers)), Fix())
 
 
 @rule("slow-variables", "variables that slow training down")

@@ -59,7 +59,7 @@ def check_mpi_interface(context: Context) -> Iterator[Problem]:
         if given is None and {"SLURM_MPI_TYPE"} & {*context.script.exported, *launch.assignments}:
             continue
         fitting = FITTING_MPI.get(library, "pmix")
-        correct = insert_option(context, launch, f"--mpi={fitting}").otherwise(f"srun --mpi={fitting}") if (
+        correct = insert_option(context, launch, f"--mpi={fitting}").otherwise(f"write srun --mpi={fitting}") if (
             given is None) else replace_option(context, launch, "mpi", f"--mpi={fitting}")
         if given is None:
             if is_cray(context) or step.request.tasks == 1:
@@ -158,7 +158,7 @@ def remove_inner_starter(context: Context, launch: Launch) -> Fix:
     name, script = re.escape(words[0]), re.escape(next(iter(inner.script_words), ""))
     begin = rf"-m\s+{name}" if launch.is_module else name
     fix = change_line(context, launch, rf"{begin}\s+(\S.*?\s)?(?={script}(\s|$))", "") if script else Fix()
-    return fix.otherwise("python -m mpiddp and your script")
+    return fix.otherwise("write python -m mpiddp and your script")
 
 
 def start_ranks_by_mpi(context: Context, step: Step) -> Fix:
@@ -168,7 +168,7 @@ def start_ranks_by_mpi(context: Context, step: Step) -> Fix:
         return advise("start mpiddp by MPI's launcher, with one rank for each GPU: mpirun python -m mpiddp")
     start = "" if launch.launcher else f"{choose_launcher(context)} "
     pattern = r"(python\S*\s+-m\s+)?" + TORCHRUN.removeprefix(r"\b") + r"\s.*?(-m\s+)?mpiddp\b"
-    fix = change_line(context, launch, pattern, f"{start}python -m mpiddp").otherwise(f"{start}python -m mpiddp")
+    fix = change_line(context, launch, pattern, f"{start}python -m mpiddp").otherwise(f"write {start}python -m mpiddp")
     if "mpi" in launch.launcher_options:
         fix += replace_option(context, launch, "mpi", f"--mpi={FITTING_MPI.get(find_mpi(context)[0], 'pmix')}")
     ranks = step.request.gpus_per_node or step.processes_per_node
@@ -227,7 +227,7 @@ def add_launcher(context: Context, step: Step) -> Fix:
         begin = rf"(?<=\s){re.escape(launch.script_words[0])}(?=\s|$)"
         pattern = rf"-m\s+{begin}" if launch.is_module else begin
         name = f"-m {launch.script_words[0]}" if launch.is_module else launch.script_words[0]
-        fix += change_line(context, launch, pattern, f"-m mpiddp {name}").otherwise(f"python -m mpiddp {name}")
+        fix += change_line(context, launch, pattern, f"-m mpiddp {name}").otherwise(f"write python -m mpiddp {name}")
     gpus = job.gpus_per_node
     if context.script.scheduler is Scheduler.SLURM and gpus and job.tasks_per_node not in (None, gpus):
         fix += set_tasks(context, replace(step, request=job), gpus)
@@ -302,7 +302,7 @@ def set_nodes(context: Context, launch: Launch, nodes: int, endpoint: str) -> Fi
         correct += " --rdzv-backend=c10d --rdzv-endpoint=$(hostname):29500"
     fixes = (change_line(context, launch, r"--nnodes(=|\s+)\S+", correct),
              change_line(context, launch, r"--standalone\b", correct), insert_words(context, launch, TORCHRUN, correct))
-    fix = next((fix for fix in fixes if fix.changes), advise(f"torchrun {correct}"))
+    fix = next((fix for fix in fixes if fix.changes), advise(f"write torchrun {correct}"))
     return fix + set_address(context, launch) if re.match(LOCALHOST, endpoint) else fix
 
 
@@ -324,7 +324,7 @@ def check_early_variable(context: Context) -> Iterator[Problem]:
                 yield Problem(Severity.ERROR, launch.line, f"${name} is expanded before {launch.launcher} starts",
                               "the batch script's own value, 0, goes to all tasks",
                               advise("leave it out: python -m mpiddp sets the ranks" if launch.program is Program.MPIDDP
-                                     else f"{launch.launcher} bash -c '… ${name} …'; mpiddp sets the ranks itself"))
+                                     else f"write {launch.launcher} bash -c '… ${name} …'; mpiddp sets ranks itself"))
                 break
 
 
@@ -505,4 +505,4 @@ def translate_option(context: Context, launch: Launch, name: str, word: str) -> 
     length = {"genv": 2, "mca": 2, "genvall": 0, "oversubscribe": 0, "allow-run-as-root": 0, "report-bindings": 0}
     old = r"\s+".join(map(re.escape, [word, *values[:length.get(name, 1)]]))
     return change_line(context, launch, rf"(?<!\S){old}(?!\S)" if new else rf"\s+{old}(?!\S)", new).otherwise(
-        f"{new or 'leave out'} instead of {word}" if new else f"leave {word} out")
+        f"write {new} instead of {word}" if new else f"leave {word} out")

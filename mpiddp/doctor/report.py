@@ -29,8 +29,8 @@ def format_findings(
         if finding.line:
             lines.append(f"    {script.lines[finding.line - 1].strip()[:max(width, MIN_WIDTH) - 4]}")
         lines += wrap(finding.reason, max(width, MIN_WIDTH), "  why: ")
-        lines += wrap(finding.advice, max(width, MIN_WIDTH), "  do: ")
         lines += format_edits(finding.edits, shown)
+        lines += wrap(finding.advice, max(width, MIN_WIDTH), "  note: " if finding.edits else "  do: ")
         shown.update(finding.edits)
     lines += [f"{script.path}:{note.line}: not followed: {note.text}" for note in script.not_followed]
     if findings and profile is not None:

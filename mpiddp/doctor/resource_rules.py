@@ -98,8 +98,8 @@ def judge_gpus_of_tasks(context: Context, step: Step, tasks: int, each: int) -> 
         launch.line if "gpus-per-task" in launch.launcher_options else context.option_line("gpus-per-task"),
         f"{tasks} tasks with {each} GPUs each: {gpus} GPUs per node",
         "one process uses one GPU" + "; hardly any node has that many GPUs, and the job will not start" * is_too_many,
-        fix if is_too_many else fix + advise(f"if you want {gpus} GPUs of each node: --ntasks-per-node={gpus} "
-                                             f"--gpus-per-node={gpus}"))
+        fix if is_too_many else fix + advise(f"if you want {gpus} GPUs of each node, write --ntasks-per-node="
+                                             f"{gpus} --gpus-per-node={gpus}"))
 
 
 def is_alone(step: Step) -> bool:
@@ -138,7 +138,7 @@ def set_starter_processes(context: Context, step: Step, gpus: int) -> Fix:
     fix = change_line(context, launch, pattern, f"--{name}={number_of}")
     if not fix.changes:
         fix = insert_words(context, launch, program, f"--{name}={number_of}")
-    fix = fix.otherwise(f"{launch.program.value} --{name}={number_of}")
+    fix = fix.otherwise(f"write {launch.program.value} --{name}={number_of}")
     is_repeated = launch.launcher and step.request.tasks_per_node not in (None, 1)
     return fix + set_tasks(context, step, 1) if is_repeated else fix
 
@@ -203,7 +203,7 @@ def check_gpus_per_task(context: Context) -> Iterator[Problem]:
                 "a script that uses cuda:LOCAL_RANK fails, and ranks may lose direct access to each other's GPU memory",
                 show_all_gpus(context, step, gpus) if gpus and name == "gpus-per-task" else
                 insert_words(context, launch, r"\bmpiddp\b(?=\s)", "--virtual-local-rank").otherwise(
-                    "python -m mpiddp --virtual-local-rank"))
+                    "write python -m mpiddp --virtual-local-rank"))
 
 
 def show_all_gpus(context: Context, step: Step, gpus: int) -> Fix:
@@ -460,7 +460,8 @@ def check_container_gpus(context: Context) -> Iterator[Problem]:
 def insert_word(context: Context, launch: Launch, program: str, option: str) -> Fix:
     """Return the change that gives a container another option."""
     verb = "run" if "run" in launch.wrapper_words else "exec"
-    return insert_words(context, launch, rf"\b{program}\s+{verb}\b", option).otherwise(f"{program} {verb} {option}")
+    fix = insert_words(context, launch, rf"\b{program}\s+{verb}\b", option)
+    return fix.otherwise(f"write {program} {verb} {option}")
 
 
 def has_unknown_word(step: Step) -> bool:

@@ -117,7 +117,7 @@ def check_signal_time(context: Context) -> Iterator[Problem]:
                           "mpiddp refuses to start (stop-too-early)",
                           change_line(context, step.launch, r"(--stop[-_]before(=|\s+)|MPIDDP_STOP_BEFORE=)[\d.]+",
                                       spell_stop(step, choose_seconds(walltime))).otherwise(
-                              f"--stop-before {choose_seconds(walltime)}"))
+                              f"write --stop-before {choose_seconds(walltime)}"))
 
 
 def spell_stop(step: Step, seconds: int) -> str:
@@ -186,7 +186,7 @@ def requeue_at_end(context: Context, launch: Launch) -> Fix:
     last = launch.line + launch.text.count("\n")
     lines = ("status=$?", "if [ $status = 75 ]; then scontrol requeue $SLURM_JOB_ID; fi", "exit $status")
     if any(map(str.strip, context.script.lines[last:])) or launch.is_background:
-        return advise(f"behind the training: {'; '.join(lines)}")
+        return advise(f"write behind the training: {'; '.join(lines)}")
     return Fix(tuple(change for text in lines for change in append_line(context, text).changes))
 
 
@@ -229,6 +229,6 @@ def keep_status(context: Context, launch: Launch) -> Fix:
     if match is not None:
         end = append_words(context, launch, f"|| {match[1]}")
     if match is None or not end.changes:
-        return advise("status=0; … || status=$?")
+        return advise("write status=0; … || status=$?")
     return insert_before(context, launch, f"{match[2]}=0") + end + replace_text(
         context, following, rf"{re.escape(match[1])}{';' * (';' in match[3])}\s*", "")
