@@ -116,8 +116,7 @@ def main(as_json: bool = False) -> int:
 
 def format_json(findings: Sequence[Finding]) -> str:
     """Return findings as records for tools."""
-    return json.dumps([{**vars(finding), "severity": finding.severity.name.lower()} for finding in findings],
-                      indent=2)
+    return json.dumps([finding.as_record() for finding in findings], indent=2)
 
 
 def format_lines(findings: Sequence[Finding], width: int, has_colours: bool) -> str:

@@ -53,6 +53,11 @@ class Finding:
     advice: str = ""
     edits: tuple[Edit, ...] = ()
 
+    def as_record(self) -> dict[str, object]:
+        """Return the finding for JSON."""
+        edits = [{**edit._asdict(), "action": edit.action.value} for edit in self.edits]
+        return {**vars(self), "severity": self.severity.name.lower(), "edits": edits}
+
 
 def format_severity(severity: Severity, has_colours: bool) -> str:
     """Return a severity's name, in its colour if the terminal has colours."""

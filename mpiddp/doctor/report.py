@@ -72,7 +72,6 @@ def as_json(script: BatchScript, findings: Sequence[Finding]) -> str:
     """Return findings, and what was not followed, as JSON."""
     return json.dumps({
         "script": script.path, "scheduler": script.scheduler.value,
-        "findings": [{**vars(finding), "severity": finding.severity.name.lower(), "edits": [
-            {**edit._asdict(), "action": edit.action.value} for edit in finding.edits]} for finding in findings],
+        "findings": [finding.as_record() for finding in findings],
         "not_followed": [vars(note) for note in script.not_followed],
     }, indent=2, ensure_ascii=False)
