@@ -852,6 +852,9 @@ def test_edits_of_adjacent_lines_have_one_title() -> None:
     read_script = script("cd a\n#SBATCH --qos=a\n#SBATCH -A b\n" + START)
     text = format_findings(read_script, check(read_script, Here()), 80, has_colours=False)
     assert "  insert before line 6:\n    #SBATCH --qos=a\n    #SBATCH -A b\n  remove lines 7-8\n" in text
+    read_script = script(f"{START.rstrip()} &\n")
+    text = format_findings(read_script, check(read_script, Here()), 80, has_colours=False)
+    assert "  insert at the end:\n    wait\n" in text
 
 
 def apply_all(read_script: BatchScript, host: Host) -> BatchScript:

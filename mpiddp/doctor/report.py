@@ -29,7 +29,7 @@ def format_findings(
         if finding.line:
             lines.append(f"    {script.lines[finding.line - 1].strip()[:max(width, MIN_WIDTH) - 4]}")
         lines += wrap(finding.reason, max(width, MIN_WIDTH), "  why: ")
-        lines += format_edits(finding.edits, shown)
+        lines += format_edits(finding.edits, shown, len(script.lines) - (not script.lines[-1]))
         lines += wrap(finding.advice, max(width, MIN_WIDTH), "  note: " if finding.edits else "  do: ")
         shown.update(finding.edits)
     lines += [f"{script.path}:{note.line}: not followed: {note.text}" for note in script.not_followed]
@@ -39,14 +39,19 @@ def format_findings(
     return "\n".join([*lines, summarize(script, findings)])
 
 
-def format_edits(edits: Sequence[Edit], shown: Collection[Edit]) -> list[str]:
-    """Return edits, those of adjacent lines under one title; without the text of those that are shown before."""
+def format_edits(edits: Sequence[Edit], shown: Collection[Edit], end: int) -> list[str]:
+    """Return edits, those of adjacent lines under one title; without the text of those that are shown before.
+
+    `end` is the number of the script's lines.
+    """
     lines: list[str] = []
     for key, group in groupby(enumerate(edits), lambda entry: place_edit(*entry)):
         part = [edit for _, edit in group]
         first, last = part[0].line, part[-1].line
         where = f"line {first}" if first == last else f"lines {first}-{last}"
-        title = f"  {key[0].value} {'before ' * (key[0] is Action.INSERT)}{where}"
+        if key[0] is Action.INSERT:
+            where = f"before {where}" if first <= end else "at the end"
+        title = f"  {key[0].value} {where}"
         if key[0] is Action.REMOVE:
             lines.append(title)
         elif {*part} <= {*shown}:
