@@ -261,6 +261,31 @@ def test_what_is_not_followed_is_said() -> None:
         (12, message("doctor/started_script", file="./task.sh"))]
 
 
+def test_a_shell_script_that_the_job_script_writes_is_read() -> None:
+    """What the batch shell expands in it has the values of the batch script."""
+    text = ("ADDRESS=node1; F=dir/run.sh\ncat > $F <<EOF\nexport A=\\$B\nEOF\ncat >> $F <<-EOF\n"
+            "\ttorchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$ADDRESS \\\\\n  a.py --a \\$A\nEOF\n"
+            "cd dir; srun ./run.sh\n")
+    found = launch(text)
+    assert (found.program, found.script, found.followed) == (Program.TORCHRUN, "a.py", "./run.sh")
+    assert found.options == ("--nnodes=2", "--node_rank=$SLURM_NODEID", "--master_addr=node1")
+    assert found.script_words == ("a.py", "--a", "$B")
+    assert found.early == ("$SLURM_NODEID",)
+    read_text = script("read -r -d '' TEXT <<'EOF'\npython -m mpiddp b.py\nEOF\nsrun bash -c \"$TEXT\"\n")
+    assert read_text.launches[0].script == "b.py"
+
+
+def test_what_a_written_script_sets_up_is_converted() -> None:
+    text = "cat > run.sh <<'EOF'\nexport A=1\ntorchrun --nnodes=2 --nproc-per-node=4 a.py\nEOF\nsrun bash run.sh\n"
+    converted = convert(script(text, ONE_TASK), Host().read)
+    assert re.search(r"EOF\n(#.*\n)*export A=1\nsrun --mpi=pmix .*python -m mpiddp a\.py\n", converted)
+
+
+def test_a_module_that_may_define_conda_is_said() -> None:
+    text = MODULE.format("miniconda/24") + "conda activate a\n" + START
+    assert [note.text for note in script(text).not_followed] == [message("doctor/conda_module", module="miniconda/24")]
+
+
 def test_a_shell_script_that_is_started_is_read(tmp_path: Path) -> None:
     (tmp_path / "task.sh").write_text("conda activate e\ntorchrun --nproc_per_node=$N --node_rank $SLURM_NODEID $1\n")
     (job := tmp_path / "job.sh").write_text(HEAD + "export N=4\nsrun bash task.sh train.py\nsrun ./none.sh\n")
@@ -300,6 +325,12 @@ def head(*lines: str, without: str = "") -> str:
 MODULE = "module load {}\n"
 REQUEUE = "status=$?\nif [ $status = 75 ]; then scontrol requeue $SLURM_JOB_ID; fi\n"
 TORCHRUN = "srun --cpus-per-task=8 torchrun --nnodes=2 --nproc-per-node=4 --rdzv-endpoint=$ADDRESS train.py\n"
+LSF = '#BSUB -n 8\n#BSUB -R "span[ptile=4]"\n#BSUB -gpu "num=4"\n'
+PBS = "#PBS -l select=2:ncpus=64:ngpus=4:mpiprocs=4\n"
+MPIRUN = "mpirun python -m mpiddp train.py\n"
+FLUX = "flux run -N2 -n8 -c8 -g1 --setopt=a python -m mpiddp --virtual-local-rank train.py\n"
+OWN_ADDRESS = "torchrun --nnodes=2 --nproc-per-node=4 --rdzv-endpoint=$(hostname):29500 train.py"
+ON_NODE = "torchrun --nnodes=2 --nproc-per-node=4 --node_rank=$SLURM_NODEID --master_addr=$ADDRESS train.py\n"
 ONE_TASK = head("--ntasks-per-node=1", without="ntasks")
 # For each rule: a message, and scripts that break it; then scripts that do not, but come near.
 RULES_BROKEN = {
@@ -317,6 +348,10 @@ RULES_BROKEN = {
          (HEAD, START.replace("srun", "srun --gres=gpu:1"))),
         (message("doctor/tasks_per_node", processes="1 process", gpus="4 GPUs"),
          ("#PBS -l select=2:ncpus=64:ngpus=4\n", "cd $PBS_O_WORKDIR\nmpirun python -m mpiddp train.py\n")),
+        (message("doctor/gpus_multiplied", each=4, tasks="4 tasks", gpus="16 GPUs"),
+         (head("--gpus-per-task=4", without="gpus"), START)),
+        (message("doctor/gpus_multiplied", each=4, tasks="4 tasks", gpus="16 GPUs"),
+         ("#flux: -N2\n", "flux run -N2 -n8 -c8 -g 4 python -m mpiddp train.py\n")),
     ],
     "uneven-tasks": [
         (message("doctor/uneven_tasks", tasks=7, nodes=2),
@@ -359,6 +394,17 @@ RULES_BROKEN = {
     "walltime": [
         (message("doctor/minutes", time="24:00", minutes="24 minutes"), (head("--time=24:00"), START)),
         (message("doctor/short_walltime", seconds="60 seconds"), (head("-t 1"), START)),
+        (message("doctor/minutes", time="48", minutes="48 minutes"), (head("-t 48"), START)),
+        (message("doctor/minutes", time="30", minutes="30 minutes"), (head("--time=30   # 30 hours"), START)),
+        (message("doctor/refused_walltime", time="abc", program="sbatch"), (head("-t abc"), START)),
+        (message("doctor/refused_walltime", time="24h", program="sbatch"), (head("--time=24h"), START)),
+        (message("doctor/refused_walltime", time="24:00:00", program="bsub"), (f"{LSF}#BSUB -W 24:00:00\n", MPIRUN)),
+        (message("doctor/minutes_elsewhere", time="36", minutes="36 minutes"), (f"{LSF}#BSUB -W 36\n", MPIRUN)),
+        (message("doctor/minutes_elsewhere", time="48:00", minutes="48 minutes"),
+         (f"{PBS}#PBS -l walltime=48:00\n", f"cd $PBS_O_WORKDIR\n{MPIRUN}")),
+        (message("doctor/refused_walltime", time="2d", program="qsub"),
+         (f"{PBS}#PBS -l walltime=2d\n", f"cd $PBS_O_WORKDIR\n{MPIRUN}")),
+        (message("doctor/refused_walltime", time="12:00:00", program="Flux"), ("#flux: -N2 -t 12:00:00\n", FLUX)),
     ],
     "mpirun-ranks": [
         (message("doctor/mpirun_ranks", launcher="mpirun", ranks="16 ranks", tasks="8 tasks"),
@@ -371,6 +417,8 @@ RULES_BROKEN = {
         (message("doctor/container_without_gpus", container="apptainer"),
          (HEAD, START.replace("python", "apptainer exec image.sif python"))),
         (message("doctor/podman_without_gpus"), (HEAD, START.replace("python", "podman-hpc run a/b python"))),
+        (message("doctor/container_without_gpus", container="apptainer"),
+         (HEAD, START.replace("python", 'apptainer exec --bind "/a,$PWD" --pwd $PWD "$SIF" python'))),
     ],
     "visible-devices": [
         (message("doctor/visible_devices", value="CUDA_VISIBLE_DEVICES=0", hidden=3, gpus="4 GPUs"),
@@ -410,8 +458,15 @@ RULES_BROKEN = {
         (message("doctor/no_launcher", many="8 tasks"), (HEAD, "python -m mpiddp train.py\n")),
         (message("doctor/no_launcher", many="8 tasks"), (HEAD, "python train.py\n")),
         (message("doctor/first_node_only", program="torchrun", nodes=2), (ONE_TASK, TORCHRUN.partition("-task=8 ")[2])),
+        (message("doctor/first_node_only", program="torchrun", nodes=2),
+         (head("--ntasks=1", "--gpus-per-task=2", without="ntasks|gpus"), "torchrun --standalone train.py\n")),
     ],
-    "no-training": [(message("doctor/no_training"), (HEAD, "cd data\nmpirun\n"))],
+    "no-training": [
+        (message("doctor/no_training"), (HEAD, "cd data\nmpirun\n")),
+        (message("doctor/no_followed_training", program="run.sh"), (HEAD, "srun -c8 bash run.sh\n")),
+        (message("doctor/no_followed_training", program="./program"), (HEAD, "srun -c8 ./program\n")),
+        (message("doctor/no_followed_training", program="$PROGRAM"), (HEAD, "srun -c8 $PROGRAM\n")),
+    ],
     "split-world": [
         (message("doctor/split_world", how="without --nnodes", nodes=2),
          (ONE_TASK, TORCHRUN.replace("--nnodes=2", ""))),
@@ -419,12 +474,25 @@ RULES_BROKEN = {
          (ONE_TASK, TORCHRUN.replace("--nnodes=2", "--standalone"))),
         (message("doctor/number_of_nodes", given=3, nodes=2), (ONE_TASK, TORCHRUN.replace("--nnodes=2", "--nnodes=3"))),
         (message("doctor/localhost", nodes=2), (ONE_TASK, TORCHRUN.replace("$ADDRESS", "localhost:29500"))),
+        (message("doctor/own_address", nodes=2), (ONE_TASK, f"srun -c8 bash -c '{OWN_ADDRESS}'\n")),
     ],
     "early-variable": [
         (message("doctor/early_variable", variable="SLURM_PROCID"),
          (HEAD, START.replace("train.py", "train.py --rank $SLURM_PROCID"))),
         (message("doctor/early_variable", variable="SLURM_NODEID"),
          (ONE_TASK, TORCHRUN.replace("train.py", "--node_rank=$SLURM_NODEID train.py"))),
+        (message("doctor/early_variable", variable="SLURM_NODEID"),
+         (ONE_TASK, f'F=run_$SLURM_JOB_ID.sh\ncat > $F <<EOF\necho $SLURM_NODEID\n{ON_NODE}EOF\nsrun -c8 bash $F\n')),
+        (message("doctor/early_variable", variable="SLURM_NODEID"),
+         (ONE_TASK, f"srun -c8 bash <<EOF\n{ON_NODE}EOF\n")),
+        (message("doctor/early_variable", variable="SLURM_NODEID"),
+         (ONE_TASK, f'srun -c8 bash -c "{ON_NODE.strip()}"\n')),
+        (message("doctor/early_variable", variable="SLURM_NODEID"),
+         (ONE_TASK, f'T=$(cat <<EOF\n{ON_NODE}EOF\n)\nsrun -c8 bash -c "$T"\n')),
+        (message("doctor/early_export", variable="SLURM_PROCID"),
+         (HEAD, "export RANK=$SLURM_PROCID\nsrun -c8 python train.py\n")),
+        (message("doctor/early_export", variable="SLURM_LOCALID"),
+         (HEAD, "export CUDA_VISIBLE_DEVICES=$SLURM_LOCALID\n" + START)),
     ],
     "unset-variable": [
         (message("doctor/unset_variable", variable="SLURM_CPUS_PER_TASK", option="cpus-per-task"),
@@ -448,6 +516,7 @@ RULES_BROKEN = {
     ],
     "background-wait": [
         (message("doctor/background_wait"), (HEAD, START.rstrip() + " &\n")),
+        (message("doctor/flux_submit"), ("#flux: -N2\n", FLUX.replace("run", "submit"))),
     ],
     "mpi-option": [
         (message("doctor/mpi_option", option="-genv", library="Open MPI", launcher="mpirun"),
@@ -502,6 +571,7 @@ RULES_BROKEN = {
         (message("doctor/pbs_comment"), ("#PBS -l select=2:ncpus=8:mpiprocs=1 # nodes\n",
                                          "cd $PBS_O_WORKDIR\nmpirun python -m mpiddp train.py\n")),
         (message("doctor/not_a_directive"), (head("#sbatch --qos=a"), START)),
+        (message("doctor/spaced_option"), (head("--qos = a"), START)),
     ],
     "output-overwritten": [
         (message("doctor/output_in_array", option="--output=out.txt"),
@@ -509,6 +579,10 @@ RULES_BROKEN = {
         (message("doctor/redirection_in_array", file="out.txt"),
          (head("--array=1-4"), START.rstrip() + " > out.txt\n")),
         (message("doctor/same_output", option="--output=out.txt"), (head("--output=out.txt"), START)),
+        (message("doctor/output_in_array", option="--checkpoint missing/last.pt"),
+         (head("--array=1-4"), f"{START.rstrip()} --lr $SLURM_ARRAY_TASK_ID --checkpoint missing/last.pt\n")),
+        (message("doctor/output_in_array", option="--output-dir out"),
+         (head("--array=1-4"), f"{START.rstrip()} --output_dir=out\n")),
     ],
     "missing-file": [
         (message("doctor/missing_file", path="missing.py"), (HEAD, START.replace("train.py", "missing.py"))),
@@ -520,6 +594,11 @@ RULES_BROKEN = {
         (message("doctor/missing_file", path="missing.py"),
          (HEAD, "cd /a; cd $SLURM_SUBMIT_DIR; cd b\n" + START.replace("train.py", "missing.py"))),
         (message("doctor/missing_folder", path="missing"), (head("--chdir=missing"), START)),
+        (message("doctor/misspelt_file", path="conf/missing_b.yaml", meant="conf/missing-b.yaml"),
+         (HEAD, f"{START.rstrip()} --spec conf/missing_b.yaml\n")),
+        (message("doctor/missing_file", path="conf/missing.toml"),
+         (HEAD, f"CONFIG=conf/missing.toml\n{START.rstrip()} --config=$CONFIG\n")),
+        (message("doctor/missing_file", path="/etc/missing.sh"), (HEAD, "source /etc/missing.sh\n" + START)),
     ],
     "missing-module": [
         (message("doctor/missing_module", module="missing/1.2"), (HEAD, MODULE.format("missing/1.2") + START)),
@@ -550,6 +629,8 @@ RULES_BROKEN = {
     ],
     "conda-init": [
         (message("doctor/conda_init"), (HEAD, "conda activate torch\n" + START)),
+        (message("doctor/conda_init"), (HEAD, MODULE.format("gcc/12 openmpi/5") + "conda activate torch\n" + START)),
+        (message("doctor/conda_init"), (HEAD, MODULE.format("miniconda/plain") + "conda activate torch\n" + START)),
     ],
     "local-caches": [
         (message("doctor/shared_cache", value="MIOPEN_USER_DB_PATH=$HOME/.miopen"),
@@ -567,6 +648,51 @@ RULES_BROKEN = {
     ],
     "no-gpus": [
         (message("doctor/no_gpus"), (head(without="gpus"), START.replace("train.py", "--backend nccl train.py"))),
+    ],
+    "array-values": [
+        (message("doctor/array_empty", element="${A[$SLURM_ARRAY_TASK_ID]}", jobs="SLURM_ARRAY_TASK_ID=3", array="A",
+                 values=3),
+         (head("--array=0-3"), "A=(1 2 3)\nB=${A[$SLURM_ARRAY_TASK_ID]}\n" + START)),
+        (message("doctor/array_empty", element="${A[I-1]}", jobs="SLURM_ARRAY_TASK_ID=3 to 4", array="A", values=2),
+         (head("--array=1-4%2"), "A=(1 2)\nI=$SLURM_ARRAY_TASK_ID\n" + START.rstrip() + " --a ${A[I-1]}\n")),
+        (message("doctor/array_unused", array="A", values=3, jobs=2),
+         (head("--array=0,1"), "A=(1 2 3)\nB=${A[SLURM_ARRAY_TASK_ID]}\n" + START)),
+        (message("doctor/array_empty", element="${A[$LSB_JOBINDEX]}", jobs="LSB_JOBINDEX=2", array="A", values=2),
+         (f"{LSF}#BSUB -J name[1-2]\n", "A=(1 2)\nB=${A[$LSB_JOBINDEX]}\n" + MPIRUN)),
+    ],
+    "late-option": [
+        (message("doctor/late_options", options="--log-dir, --stall", script="parser.py"),
+         (HEAD, START.replace("train.py", "parser.py --lr 1 --log-dir logs --stall 900"))),
+        (message("doctor/late_option", options="--stop_before", script="parser.py"),
+         (HEAD, START.replace("train.py", "parser.py --stop_before=60"))),
+    ],
+    "node-folder": [
+        (message("doctor/first_node_fills", nodes=2, folder="/tmp/$USER/data"),
+         (HEAD, "D=/tmp/$USER/data\nmkdir -p $D\ntar -xf a.tar -C $D\n" + START.rstrip() + " --data $D/x\n")),
+        (message("doctor/first_node_fills", nodes=2, folder="$SLURM_TMPDIR"),
+         (HEAD, "cp -r data $SLURM_TMPDIR/\nexport DATA=$SLURM_TMPDIR/data\n" + START)),
+    ],
+    "first-line": [(message("doctor/first_line"), (f"\n{HEAD}", START))],
+    "other-scheduler": [
+        (message("doctor/foreign_directive"), (f"{LSF}#SBATCH --qos=a\n", MPIRUN)),
+        (message("doctor/foreign_variable", variable="$SLURM_NTASKS", system="LSF"),
+         (LSF, "mpirun -n $SLURM_NTASKS python -m mpiddp train.py\n")),
+    ],
+    "not-exported": [
+        (message("doctor/not_exported", variable="NCCL_DEBUG"), (HEAD, "NCCL_DEBUG=INFO\n" + START)),
+        (message("doctor/not_exported", variable="MASTER_PORT"),
+         (HEAD, "MASTER_PORT=29500\nsrun -c8 python train.py\n")),
+    ],
+    "pipe-status": [
+        (message("doctor/pipe_status"), (HEAD, f"{START.rstrip()} 2>&1 | tee log\nstatus=$?\n")),
+        (message("doctor/pipe_status"), (HEAD, f"{START.rstrip()} \\\n  | tee log || echo failed\n")),
+    ],
+    "conda-run": [
+        (message("doctor/conda_run"), (HEAD, START.replace("python", "conda run -n torch python"))),
+    ],
+    "output-pattern": [
+        (message("doctor/output_pattern", file="%x-%j.log", pattern="%x"), (HEAD, START.rstrip() + " > %x-%j.log\n")),
+        (message("doctor/output_pattern", file="log_%j", pattern="%j"), (HEAD, START.rstrip() + " | tee log_%j\n")),
     ],
 }
 RULES_KEPT = {
@@ -594,10 +720,17 @@ RULES_KEPT = {
                (head("--mem-per-cpu=1000"), START),
                (head("--mem-per-cpu=1000", "--exclusive", without="cpus"), START)],
     "exclusive": [(head("--ntasks-per-node=8", "--gpus-per-node=8", "--exclusive", without="ntasks|gpus"), START)],
-    "walltime": [(head("--time=24:00:00"), START), (head("--time=30"), START), (head("--time=1-0"), START)],
+    "walltime": [(head("--time=24:00:00"), START), (head("--time=30"), START), (head("--time=1-0"), START),
+                 (head("--time=UNLIMITED"), START), (head("--time=24   # minutes"), START),
+                 (head("--time=120   # 2 minutes for each of 60 folds"), START),
+                 (f"{LSF}#BSUB -W 24:00/host\n", MPIRUN), (f"{LSF}#BSUB -W 1440\n", MPIRUN),
+                 (f"{PBS}#PBS -l walltime=2:00:00:00\n", f"cd $PBS_O_WORKDIR\n{MPIRUN}"),
+                 ("#flux: -N2 -t 1.5h\n", FLUX)],
     "mpirun-ranks": [(HEAD, "mpirun -n 8 python -m mpiddp train.py\n"),
                      (HEAD, "mpirun -np $SLURM_NTASKS python -m mpiddp train.py\n")],
     "container-gpus": [(HEAD, START.replace("python", "apptainer exec --nv image.sif python")),
+                       (HEAD, 'if test -e /dev/kfd; then NV="--rocm"; else NV="--nv"; fi\n'
+                        + START.replace("python", 'apptainer exec "$NV" image.sif python')),
                        (HEAD, "module load site-singularity\n" + START.replace("python", "singularity run $I python")),
                        (HEAD, "export APPTAINER_NV=1\n" + START.replace("python", "apptainer exec image.sif python"))],
     "visible-devices": [(HEAD, "export CUDA_VISIBLE_DEVICES=3,2,1,0\n" + START)],
@@ -609,10 +742,14 @@ RULES_KEPT = {
                         (HEAD, START.replace("python", "bash -c 'exec python").rstrip() + "'\n")],
     "no-launcher": [("#SBATCH -N1 --gpus-per-node=4 -c8\n", "torchrun --nproc-per-node=4 train.py\n"),
                     (HEAD, "python prepare.py\n" + START)],
-    "no-training": [(HEAD, "srun ./program\n"), (HEAD, "$START\n")],
-    "split-world": [(ONE_TASK, TORCHRUN)],
+    "no-training": [(HEAD, "$START\n"), (HEAD, "srun -c8 bash prepare.sh\n" + START)],
+    "split-world": [(ONE_TASK, TORCHRUN), (ONE_TASK, f'srun -c8 bash -c "{OWN_ADDRESS}"\n')],
     "early-variable": [(HEAD, START.replace("python -m mpiddp train.py",
-                                            "bash -c 'python -m mpiddp train.py --rank $SLURM_PROCID'"))],
+                                            "bash -c 'python -m mpiddp train.py --rank $SLURM_PROCID'")),
+                       (ONE_TASK, f"cat > run.sh <<'EOF'\n{ON_NODE}EOF\nsrun -c8 bash run.sh\n"),
+                       (ONE_TASK, "cat <<EOF > run.sh\n" + ON_NODE.replace("$SLURM", "\\$SLURM")
+                        + "EOF\nsrun -c8 ./run.sh\n"),
+                       (HEAD, "export RANK=$SLURM_PROCID\nsrun -c8 bash -c 'RANK=$SLURM_PROCID python a.py'\n")],
     "unset-variable": [(HEAD, START.replace("=8", "=$SLURM_CPUS_PER_TASK")),
                        (head("--exclusive", without="cpus"), START.replace("=8", "=${SLURM_CPUS_PER_TASK:-8}"))],
     "export-none": [(head("--export=NONE"), START.replace("srun", "srun --export=ALL")),
@@ -620,7 +757,8 @@ RULES_KEPT = {
                     (HEAD, START.replace("srun", "srun --export=A=1,ALL"))],
     "unknown-option": [(HEAD, START.replace("train.py", "--log_dir logs --prefix train.py --log-dri")),
                        (HEAD, START.replace("train.py", "--stall $STALL --quiet train.py"))],
-    "background-wait": [(HEAD, START.rstrip() + " &\nwait\n")],
+    "background-wait": [(HEAD, START.rstrip() + " &\nwait\n"), (HEAD, "srun nvidia-smi -l &\n" + START),
+                        ("#flux: -N2\n", FLUX.replace("run", "submit") + "flux queue drain\n")],
     "mpi-option": [(HEAD, MODULE.format("openmpi") + "mpirun -x A=1 --map-by ppr:4:node python -m mpiddp train.py\n")],
     "signal-batch": [(head("--signal=USR1@120"), START),
                      (head("--signal=B:USR1@120"), f"trap 'kill -USR1 $!' USR1\n{START.rstrip()} &\nwait; wait\n"),
@@ -637,11 +775,21 @@ RULES_KEPT = {
     "output-overwritten": [(head("--array=1-4", "--output=%A_%a.out"), START),
                            (head("--output=out.txt", "--open-mode=append"), START),
                            (head("--output=%x-%A.txt"), START),
-                           (head("--array=1-4"), START.rstrip() + " > $SLURM_ARRAY_TASK_ID.txt\n")],
+                           (head("--array=1-4"), START.rstrip() + " > $SLURM_ARRAY_TASK_ID.txt\n"),
+                           (head("--array=1-4%1"), START.rstrip() + " --checkpoint missing/last.pt\n"),
+                           (head("--array=1-4"), START.rstrip() + " --out out-$SLURM_ARRAY_TASK_ID --save 10\n"),
+                           (head("--array=1-4"), START.rstrip() + " --run-name $SLURM_ARRAY_TASK_ID --out results\n"),
+                           (head("--array=1-4"), START.replace("train.py", "tasks.py --out results")),
+                           (head("--array=1-4"), START.rstrip() + " --checkpoint start/here.pt\n")],
     "missing-file": [(HEAD, "cp $HOME/missing.py .\n" + START.replace("train.py", "missing.py")),
                      (HEAD, "cd $SCRATCH/run\n" + START.replace("train.py", "missing.py")),
                      (HEAD, "[ -d missing ] || python -m venv missing\nsource missing/bin/activate\n" + START),
-                     (HEAD, START.replace("train.py", "-m package.missing"))],
+                     (HEAD, START.replace("train.py", "-m package.missing")),
+                     (HEAD, START.rstrip() + " --checkpoint conf/missing_b.yaml --out conf/missing_b.yaml\n"),
+                     (HEAD, START.rstrip() + " --spec conf/missing-c1.yaml --lr 1e-4 --model a.b\n"),
+                     (HEAD, "echo > conf/missing_b.yaml\n" + START.rstrip() + " --config conf/missing_b.yaml\n"),
+                     (HEAD, START.rstrip() + " --config-name missing.yaml\n"),
+                     (HEAD, START.rstrip() + " --config $NAME/missing_b.yaml --data missing/list.txt\n")],
     "missing-module": [(HEAD, MODULE.format("pytorch/2.9") + START),
                        (HEAD, "module use /site\n" + MODULE.format("missing") + START)],
     "log-folder": [(head("--output=here/%j.out"), START), (head("--output=%x-%j.out"), START)],
@@ -654,11 +802,44 @@ RULES_KEPT = {
                    (HEAD, "module load conda\nconda activate\n" + START),
                    (HEAD, "source ~/miniforge3/bin/activate\nconda activate torch\n" + START)],
     "conda-init": [(HEAD, "source ~/miniforge3/etc/profile.d/conda.sh\nconda activate torch\n" + START),
-                   (HEAD, 'eval "$(conda shell.bash hook)"\nconda activate torch\n' + START)],
+                   (HEAD, 'eval "$(conda shell.bash hook)"\nconda activate torch\n' + START),
+                   (HEAD, MODULE.format("anaconda3/2024 openmpi") + "conda activate torch\n" + START),
+                   (HEAD, MODULE.format("miniconda/hook") + "conda activate torch\n" + START)],
     "local-caches": [(HEAD, "export TRITON_CACHE_DIR=/tmp/triton\n" + START)],
     "copied-variables": [(ONE_TASK, "export MASTER_ADDR=$(hostname)\n" + TORCHRUN)],
     "slow-variables": [(HEAD, "export NCCL_IB_DISABLE=0 NCCL_DEBUG=INFO\n" + START)],
     "no-gpus": [(head(without="gpus"), START)],
+    "array-values": [(head("--array=0-2"), "A=(1 2 3)\nB=${A[$SLURM_ARRAY_TASK_ID]}\n" + START),
+                     (head("--array=1-3"), "A=(1 2 3)\nB=${A[$((SLURM_ARRAY_TASK_ID - 1))]}\n" + START),
+                     (head("--array=0-8"), "A=(1 2 3)\nB=${A[$((SLURM_ARRAY_TASK_ID % 3))]}\n" + START),
+                     (head("--array=0-8"), "A=($(ls))\nB=${A[$SLURM_ARRAY_TASK_ID]}\n" + START),
+                     (HEAD, "A=(1 2 3)\nB=${A[$SLURM_ARRAY_TASK_ID]}\n" + START)],
+    "late-option": [(HEAD, START.replace("train.py", "parser.py --lr 1 --device cpu")),
+                    (HEAD, START.replace("train.py", "train.py --log-dir logs")),
+                    (HEAD, START.replace("train.py", "plain.py --log-dir logs")),
+                    (HEAD, START.replace("train.py", "-m parser --log-dir logs"))],
+    "node-folder": [(HEAD, "tar -xf a.tar -C /tmp/data\n" + START),
+                    (HEAD.replace("nodes=2", "nodes=1"), f"cp -r a /tmp/data\n{START.rstrip()} --data /tmp/data\n"),
+                    (HEAD, f"D=/tmp/data\nsrun -N2 -n2 bash -c 'cp -r a $0' $D\ncp a $D\n{START.rstrip()} --data $D\n"),
+                    (HEAD, f"D=/tmp/$USER\nsrun -N2 -n2 bash -c 'cp -r a $D'\ncp a $D\n{START.rstrip()} --data $D\n"),
+                    (HEAD, f"S=/work\ncp -r $S/a /tmp/a\nexport DATA=$S\n{START}"),
+                    (HEAD, f"{START.rstrip()} --out /tmp/out\ncp -r /tmp/out results\n"),
+                    (HEAD, f"mkdir -p /tmp/out\ncp -r code /scratch\n{START.rstrip()} --out /tmp/out\n")],
+    "first-line": [(PBS, f"cd $PBS_O_WORKDIR\n{MPIRUN}")],
+    "other-scheduler": [(head("#PBS -q a", "#PBS -l select=1", "#PBS -A b"), START),
+                        (LSF, "mpirun -n ${SLURM_NTASKS:-8} python -m mpiddp train.py\n")],
+    "not-exported": [(HEAD, "export NCCL_DEBUG=INFO\n" + START), (HEAD, "set -a\nNCCL_DEBUG=INFO\n" + START),
+                     (HEAD, "NCCL_DEBUG=INFO\nexport NCCL_DEBUG\n" + START),
+                     (HEAD, "CUDA_VERSION=12\nmodule load cuda/$CUDA_VERSION\n" + START),
+                     (HEAD, "HF_MODEL=a\nsource settings.sh\n" + START),
+                     (HEAD, "NCCL_DEBUG=INFO " + START), (HEAD, "EPOCHS=3\n" + START)],
+    "pipe-status": [(HEAD, f"set -o pipefail\n{START.rstrip()} 2>&1 | tee log\nstatus=$?\n"),
+                    (HEAD, f"{START.rstrip()} 2>&1 | tee log\nstatus=${{PIPESTATUS[0]}}\n"),
+                    (HEAD, f"{START.rstrip()} 2>&1 | tee log\n"), (HEAD, f"{START.rstrip()}\nstatus=$?\n")],
+    "conda-run": [(HEAD, START.replace("python", "conda run --no-capture-output -n torch python")),
+                  (HEAD, START.replace("python", "micromamba run -n torch python"))],
+    "output-pattern": [(HEAD, START.rstrip() + " > $(date +%j).log\n"),
+                       (HEAD, START.replace("srun", "srun --output=%x-%j.log"))],
 }
 
 
@@ -668,20 +849,25 @@ class Here(Host):
     def exists(self, path: str) -> bool:
         return "missing" not in path or path == "missing_plain.py"
 
-    is_folder = exists
+    def is_folder(self, path: str) -> bool:
+        return "missing" not in path
 
     def list_names(self, folder: str) -> list[str]:
-        return ["missing_plain.py", "data"] if folder == "." else []
+        return {".": ["missing_plain.py", "data"], "conf": ["missing-b.yaml", "missing-c2.yaml"]}.get(folder, [])
 
     def read(self, path: str) -> str | None:
         return {"plain.py": "import torch", "stops.py": "while not mpiddp.should_stop(): pass",
+                "parser.py": "parser = ArgumentParser()\nparser.add_argument('--lr')\nparser.add_argument('--device')",
+                "tasks.py": "os.environ['SLURM_ARRAY_TASK_ID']", "/modules/miniconda/plain": "prepend-path PATH /a",
+                "/modules/miniconda/hook.lua": "source_sh('bash', 'conda.sh')",
                 "handles.py": "signal.signal(signal.SIGUSR1, save)"}.get(path)
 
 
 def findings(parts: tuple[str, str]) -> list[Finding]:
     """Return what is found in a script of directives and commands."""
     directives, text = parts
-    return check(script(text, f"#!/bin/bash\n{directives}"), Here("", {"HOME": "/home/me", "MODULEPATH": "/modules"}))
+    first = "" if directives.startswith("\n") else "#!/bin/bash\n"
+    return check(script(text, first + directives), Here("", {"HOME": "/home/me", "MODULEPATH": "/modules"}))
 
 
 def test_each_rule_has_scripts_that_break_it_and_scripts_that_do_not() -> None:
@@ -748,6 +934,20 @@ CORES_EXAMPLE = "8 is an example: the cores of a node (sinfo -o '%n %c') divided
     (START.replace("python", "mpirun -n 4 python"), "nested-launcher", "7 " + START.strip()),
     ("set -e\n#SBATCH --requeue --open-mode=append\n" + START + REQUEUE, "errexit",
      f"<9 status=0\n9 {START.strip()} || status=$?\n-10"),
+    (START.replace("train.py", "parser.py --log-dir logs --lr 1 --stall=900"), "late-option",
+     "7 " + START.replace("train.py", "--log-dir logs --stall=900 parser.py --lr 1").strip()),
+    ("cp a /tmp/a\n" + START.rstrip() + " --data /tmp/a\n", "node-folder",
+     "7 srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 cp a /tmp/a"),
+    ("curl a | tar -x -C /tmp/a\n" + START.rstrip() + " --data /tmp/a\n", "node-folder",
+     "run tar -x -C /tmp/a once on each node: srun --ntasks=$SLURM_NNODES --ntasks-per-node=1"),
+    (START.rstrip() + " --config conf/missing_b.yaml\n", "missing-file",
+     "7 " + START.rstrip() + " --config conf/missing-b.yaml"),
+    (f"{START.rstrip()} | tee log\nexit $?\n", "pipe-status", "<7 set -o pipefail"),
+    (START.rstrip() + " | tee %x.log\n", "output-pattern", "7 " + START.rstrip() + " | tee $SLURM_JOB_NAME.log"),
+    ("NCCL_DEBUG=INFO\n" + START, "not-exported", "7 export NCCL_DEBUG=INFO"),
+    (START.replace("python", "conda run -n a python"), "conda-run",
+     "7 " + START.replace("python", "conda run --no-capture-output -n a python").strip()),
+    ("#SBATCH --mem = 64G\n" + START, "directive-text", "7 #SBATCH --mem=64G"),
 ])
 def test_the_line_to_write_instead(text: str, rule: str, todo: str) -> None:
     """It is the line that has to change, also where that is not the launch's."""
@@ -891,7 +1091,7 @@ SBATCH_OPTIONS = (
     ("--nodes={}", "-N {}", "-N{}"), ("--ntasks-per-node={}", "--tasks-per-node={}"), ("--ntasks={}", "-n {}", "-n{}"),
     ("--gpus-per-node={}", "--gres=gpu:a100:{}", "--gpus-per-node=a100:{}"), ("--gpus-per-task={}",),
     ("--cpus-per-task={}", "-c {}", "-c{}"), ("--mem={}", "--mem={}G"), ("--mem-per-cpu={}G",),
-    ("--time={}", "-t {}:00"),
+    ("--time={}", "-t {}:00", "--time={}h", "--time 24"),
     ("--signal=USR1@{}00", "--signal=B:USR1@120"), ("--exclusive",), ("--requeue", "--no-requeue"),
     ("--hint=multithread",), ("--ntasks-per-core={}",), ("--array=1-{}",), ("--output=out.txt",), ("--export=NONE",))
 SBATCH_STARTS = ("", "srun", "srun --mpi=none -n {}", "srun --ntasks-per-node={} -c {}", "mpirun", "mpirun -np {}",
@@ -906,7 +1106,9 @@ OTHER_HEADS = {
     "#flux: -N{0} -n8 -g{1} -c{2}": FLUX_STARTS}
 PROGRAMS = ("python -m mpiddp train.py", "python train.py", "torchrun --nproc_per_node={} train.py",
             "torchrun --standalone train.py", "accelerate launch --num_processes={} train.py",
-            "python -m mpiddp \\\n    --log-dri /tmp/x train.py")
+            "python -m mpiddp \\\n    --log-dri /tmp/x train.py",
+            "conda run -n a python parser.py --log-dir a | tee %j || exit",
+            "python -m mpiddp parser.py --out a/b \\\n    --stall {}00 --config conf/missing_b.yaml > out-%x")
 
 
 @given(data=st.data())

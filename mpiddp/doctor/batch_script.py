@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..base.files import parse_stream_path
 from .directives import Directive, Request, Scheduler, read_directives, read_request
 from .launches import Launch, Program, Reader
-from .shell import SHELLS, Command, Note, QuoteError, Shell, find_document_lines, parse_statements
+from .shell import SHELLS, Command, Note, QuoteError, Selection, Shell, find_document_lines, parse_statements
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -27,6 +27,7 @@ TOO_DEEP = "is nested too deeply to be read"
 SCHEDULER_VARIABLES = ("SLURM", "SBATCH_", "PBS_", "LSB_", "LS_", "FLUX_", "PMI", "OMPI_", "PALS_", "NCPUS")
 JOB_VARIABLES = ("HOSTNAME", "TMPDIR", "PWD", "OLDPWD", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "RANDOM",
                  "CONDA_PREFIX", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_SCRATCH", "JOB_TMPDIR")
+CONDA_MODULES = re.compile(r"(\w*/)?(ana|mini)?conda|mini(forge|mamba)|mambaforge", re.IGNORECASE)
 PYTHON_LINE = re.compile(r"(import [\w.]+( as \w+)?|from [\w.]+ import [\w.*, ]+|def \w+\(.*:)\s*$")
 # Files that set up a shell: environments of Python, conda, modules.
 SETUP_FILES = re.compile(r"activate$|(profile|bashrc|bash_profile|conda\.sh|mamba\.sh|/init/\w+|lmod\S*|modules?\.sh|"
@@ -47,7 +48,8 @@ class NotABatchScript(ValueError):  # noqa: N818
 class BatchScript:
     """A job script; `variables` are the values at its end, `exported` the names that programs get.
 
-    `document_lines` are the lines of its here documents.
+    `document_lines` are the lines of its here documents; `selections` are elements of arrays, one for each job of a job
+    array.
     """
 
     path: str
@@ -65,6 +67,7 @@ class BatchScript:
     exported: frozenset[str] = field(default_factory=frozenset)
     request: Request = field(default_factory=Request)
     document_lines: frozenset[int] = frozenset()
+    selections: tuple[Selection, ...] = ()
 
     @property
     def trainings(self) -> tuple[Launch, ...]:
@@ -125,7 +128,7 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
     exported = {name: value for name, value in shell.variables.items()
                 if name in shell.exported and isinstance(value, str)}
     reader = Reader({name: value for name, value in exported.items() if shell.show(value) == value},
-                    is_empty, lambda name: open_script(path, name))
+                    is_empty, lambda name: open_script(path, name), shell.documents)
     all_launches = tuple(filter(None, map(reader.read, shell.commands)))
     trainings = (number for number, launch in enumerate(all_launches) if launch.is_training)
     late = next(islice(trainings, MAX_TRAININGS, None), None)
@@ -141,7 +144,7 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
         {name: text for name, value in shell.variables.items() if name in shell.lines
          and shell.show(text := value if isinstance(value, str) else " ".join(value)) == text},
         dict(shell.lines), tuple(shell.commands), tuple(sorted(set(notes), key=lambda note: note.line)),
-        frozenset(shell.exported), request, document_lines)
+        frozenset(shell.exported), request, document_lines, tuple(dict.fromkeys(shell.selections)))
 
 
 def parse_script(text: str) -> Node:
@@ -206,6 +209,7 @@ def read_file(path: str) -> str | None:
 
 def note_unread(commands: Sequence[Command], launches: Sequence[Launch]) -> Iterator[Note]:
     """Yield notes on what may change the training and is not read: files, jobs, unknown options."""
+    conda = ""
     for command in commands:
         name, target = command.words[0], next(iter(command.words[1:2]), "")
         if name in ("sbatch", "qsub", "bsub") and not any("$0" in word for word in command.words):
@@ -215,6 +219,14 @@ def note_unread(commands: Sequence[Command], launches: Sequence[Launch]) -> Iter
         elif name.is_unknown and "conda" not in name:
             first = name.splitlines()[0]
             yield Note(command.line, f"the command {first}{' …' * (first != name)}")
+        if name in ("module", "ml"):
+            conda = next((word for word in command.words if CONDA_MODULES.match(word)), conda)
+        elif name in ("source", ".") or "hook" in command.text:
+            conda = ""
+        elif conda and command.words[:2] == ("conda", "activate"):
+            yield Note(command.line, f"the module {conda}, of which conda activate needs a function: not all define "
+                       'it, but source "$(conda info --base)/etc/profile.d/conda.sh" does')
+            conda = ""
     for launch in launches:
         if launch.has_unknown_options:
             yield Note(launch.line, f"{launch.unknown[0]}: the options of the launcher are not known")

@@ -142,7 +142,7 @@ def replace_launch(
     new = Replacement()
     inner = find_inner_command(launch)
     if inner is not None:
-        keep_inner_setup(script, launch, inner, new, read_file)
+        keep_inner_setup(script, launch, inner, new)
     read_options(script, launch, new, read_file)
     command = format_command(script, launch, new, script.text[begin:end] if inner is None else inner.text)
     end += len(" &") if is_alone and launch.is_background and script.text.startswith(" &", end) else 0
@@ -158,19 +158,13 @@ def find_inner_command(launch: Launch) -> Command | None:
                  if tuple(command.words[len(command.words) - length:]) == launch.program_words), None)
 
 
-def keep_inner_setup(
-    script: BatchScript, launch: Launch, inner: Command, new: Replacement, read_file: ReadFile
-) -> None:
+def keep_inner_setup(script: BatchScript, launch: Launch, inner: Command, new: Replacement) -> None:
     """Keep the statements of a second script that set up the environment: the tasks inherit it."""
-    text = None if launch.followed == "text" else read_file(os.path.join(launch.folder or "", launch.followed))
-    arguments: list[str] = []
     tokens = read_tokens(launch.text)
-    if text is None:
-        text = read_inner_text(script, launch)
-    elif launch.followed in tokens:
-        arguments = tokens[tokens.index(launch.followed) + 1:]
+    is_file = launch.followed != "text" and launch.followed in tokens
+    arguments = tokens[tokens.index(launch.followed) + 1:] if is_file else []
     try:
-        statements = read_statements(text)
+        statements = read_statements(launch.inner_text)
     except QuoteError:
         return
     names = SET_BY_MPIDDP | references(inner.text) - references(format_words(launch.script_words, []))
@@ -194,12 +188,6 @@ def keep_inner_setup(
             new.checks.append(f"this ran in the container, before the training: {kept.splitlines()[0]}")
         elif kept:
             new.setup += kept.split("\n")
-
-
-def read_inner_text(script: BatchScript, launch: Launch) -> str:
-    """Return the text that a launch gives to a shell by -c."""
-    words = find_command(script, launch).words
-    return next((words[number + 1] for number, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)), "")
 
 
 def find_command(script: BatchScript, launch: Launch) -> Command:

@@ -310,7 +310,8 @@ def parse_clock(text: str) -> int | None:
 
 def parse_lsf_time(text: str) -> int | None:
     """Return the seconds of H:M or M (man bsub)."""
-    seconds = parse_clock(text.partition("/")[0])
+    minutes = text.partition("/")[0]
+    seconds = parse_clock(minutes) if minutes.count(":") < 2 else None
     return None if seconds is None else seconds * 60
 
 

@@ -6,7 +6,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from .batch_script import Launch, Scheduler
+from .batch_script import Command, Launch, Program, Scheduler
 from .context import Change, Context, Fix, Step, count, find_mpi, is_mpirun
 from .conversion_directives import find_end
 from .directives import (
@@ -171,8 +171,8 @@ def read_match(context: Context, change: Change) -> str:
     return match[0] if match else ""
 
 
-def change_line(context: Context, launch: Launch, pattern: str, text: str) -> Fix:
-    """Return the change of a launch's line, or else of the only line that a pattern matches; nothing for none."""
+def change_line(context: Context, launch: Launch | Command, pattern: str, text: str) -> Fix:
+    """Return the change of a command's line, or else of the only line that a pattern matches; nothing for none."""
     last = launch.line + launch.text.count("\n")
     places = [number for number, line in enumerate(context.script.lines, 1)
               if re.search(pattern, line) and not line.lstrip().startswith("#")]
@@ -203,6 +203,23 @@ def set_tasks(context: Context, step: Step, tasks: int) -> Fix:
     else:
         return advise(f"start {count(tasks, 'task')} per node")
     return fix + share_gpus(context, step, tasks) + share_cores(context, step, tasks)
+
+
+def set_starter_processes(context: Context, step: Step, gpus: int) -> Fix:
+    """Return the change by which torchrun or a relative starts one process per GPU."""
+    launch = step.launch
+    total = gpus * (step.request.nodes or 1)
+    name, number_of, program = {
+        Program.ACCELERATE: ("num_processes", total, r"\b(accelerate|accelerate\.commands)[ .]launch\b"),
+        Program.DEEPSPEED: ("num_gpus", gpus, r"\bdeepspeed\b"),
+    }.get(launch.program, ("nproc-per-node", gpus, TORCHRUN))
+    pattern = rf"--{re.sub('[-_]', '[-_]', name)}(=|\s+)\S+"
+    fix = change_line(context, launch, pattern, f"--{name}={number_of}")
+    if not fix.changes:
+        fix = insert_words(context, launch, program, f"--{name}={number_of}")
+    fix = fix.otherwise(f"write {launch.program.value} --{name}={number_of}")
+    is_repeated = launch.launcher and step.request.tasks_per_node not in (None, 1)
+    return fix + set_tasks(context, step, 1) if is_repeated else fix
 
 
 def set_own_tasks(context: Context, step: Step, tasks: int) -> Fix:

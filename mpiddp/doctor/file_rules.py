@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterator, Sequence
 
 from ..base.text import format_ranges
+from .arguments import check_missing_arguments, check_shared_outputs
 from .batch_script import Command, Program, Scheduler
 from .context import GPU_OPTIONS, Context, Fix, Problem, Step, find_option, rule
 from .conversion_directives import find_end
@@ -22,16 +22,18 @@ from .edits import (
     set_option,
     set_variable,
 )
+from .files import NODE_FOLDERS, find_similar_file, is_here
 from .findings import Severity
 from .launch_rules import find_option_errors
 
-MAKERS = ("cp", "rsync", "tar", "unzip", "git", "wget", "curl", "sbcast", "ln", "mkdir", "touch", "mv", "cat", "tee",
-          "python", "python3", "srun", "conda", "uv", "pip", "apptainer", "singularity", "virtualenv", "hf",
-          "huggingface-cli", "envsubst", "sed", "echo", "printf")
-NODE_FOLDERS = re.compile(r"(/tmp|/var/tmp|/dev/shm|/local(scratch|_scratch|disk)?|/scratch/local|/mnt/nvme|/lscratch)"
-                          r"(/|$)|\$\{?(TMPDIR|SLURM_TMPDIR|LOCAL_SCRATCH|LOCALSCRATCH|JOB_TMPDIR)\b")
+ON_NODES = "the compute nodes have it"
 WRONG_CHARACTERS = re.compile("[\u2013\u2014\u201c\u201d\u2018\u2019\u00a0]")
 PLAIN_CHARACTERS = str.maketrans("\u201c\u201d\u2018\u2019\u00a0", "\"\"'' ")
+MODULE_SETUP = re.compile(r"modules?\.sh|lmod|/init/\w+|StdEnv")
+# Modules of compilers, MPI and libraries, which define no function conda.
+PLAIN_MODULES = re.compile(
+    r"(openmpi|ompi|hpcx|mpich|mvapich|impi|intel|gcc|gnu|llvm|nvhpc|cuda|cudnn|nccl|rocm|ucx|libfabric|aws-ofi|"
+    r"cmake|git|openblas|mkl|hdf5|slurm|singularity|apptainer|craype|cray-mpich|prgenv)[\w.-]*(/|$)", re.IGNORECASE)
 CONDA_FOLDERS = r"conda|miniforge|mambaforge"
 PYTHON_MODULES = re.compile(r"(python|anaconda|miniconda|conda|pytorch|torch|cray-python|miniforge)", re.IGNORECASE)
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE")
@@ -93,6 +95,11 @@ def check_directive_text(context: Context) -> Iterator[Problem]:
         elif context.script.scheduler is Scheduler.PBS and " #" in directive.text:
             yield Problem(Severity.ERROR, directive.line, "a comment after a directive of PBS", "qsub refuses it",
                           replace_text(context, directive.line, re.escape(directive.text), text.rstrip()))
+        elif context.script.scheduler is Scheduler.SLURM and re.search(r"\s--[\w-]+(\s+=|=\s+[^-\s])", text):
+            yield Problem(Severity.ERROR, directive.line, "spaces around the = of an option",
+                          "sbatch reads what follows the space as something else, and refuses the job",
+                          replace_text(context, directive.line, re.escape(text),
+                                       re.sub(r"(\s--[\w-]+)\s*=\s*", r"\1=", text)))
     for number, line in enumerate(context.script.lines, 1):
         if number not in context.script.document_lines and re.match(
                 r"#(sbatch|SBTACH|SBACTH|SBATHC|SABTCH|SBATCh|Sbatch)\b|#SBATCH-|[ \t]+#SBATCH\s+-", line):
@@ -104,6 +111,8 @@ def check_directive_text(context: Context) -> Iterator[Problem]:
 def check_output_overwritten(context: Context) -> Iterator[Problem]:
     """Look for an array whose jobs write one file, and for a file that the next job overwrites."""
     options = context.script.options
+    for step in context.steps:
+        yield from check_shared_outputs(context, step)
     if context.script.scheduler is not Scheduler.SLURM or not context.steps:
         return
     is_array = "array" in options
@@ -142,13 +151,17 @@ def check_missing_file(context: Context) -> Iterator[Problem]:
     for command in script.commands:
         path = find_activation(command)
         if path and not is_here(context, command.folder, path):
-            yield Problem(Severity.ERROR, command.line, f"no such file: {path}",
-                          "the environment is not activated: give the path of your own")
+            is_environment = is_activation(command)
+            yield Problem(Severity.ERROR if is_environment else Severity.WARNING, command.line, f"no such file: {path}",
+                          f"it is not on this host; right if {ON_NODES}, but otherwise " + (
+                              "the environment is not activated" if is_environment else "what it sets up is missing"))
     for step in context.steps:
         launch = step.launch
+        yield from check_missing_arguments(context, step)
         image = find_image(step)
         if image and not is_here(context, launch.folder, image):
-            yield Problem(Severity.ERROR, launch.line, f"no such image: {image}", "the container cannot be started")
+            yield Problem(Severity.ERROR, launch.line, f"no such image: {image}",
+                          f"it is not on this host: the container can only be started if {ON_NODES}")
         if launch.program is Program.MPIDDP and find_option_errors(launch):
             continue  # the script may be the value of that option
         if launch.script and not launch.container and not is_here(context, launch.folder, launch.script):
@@ -157,17 +170,11 @@ def check_missing_file(context: Context) -> Iterator[Problem]:
             name = re.escape(os.path.basename(launch.script))
             yield Problem(Severity.ERROR, launch.line, f"no such file: {launch.script}"
                           + f" (did you mean {meant}?)" * bool(meant),
-                          f"looked for in {'the current folder' if folder == '.' else folder}",
+                          f"looked for on this host, in {'the current folder' if folder == '.' else folder}",
                           change_line(context, launch, rf"(?<![\w.-]){name}(?!\w)", meant) if meant else Fix())
         config = find_option(launch.options, "config-file")
         if config and "$" not in config and not launch.container and not is_here(context, launch.folder, config):
             yield Problem(Severity.ERROR, launch.line, f"no such file: {config}", "accelerate cannot read it")
-
-
-def find_similar_file(context: Context, path: str) -> str:
-    """Return the name of the file in the folder of a path that has nearly its name, empty for none."""
-    names = difflib.get_close_matches(os.path.basename(path), context.host.list_names(os.path.dirname(path)), 1, 0.8)
-    return next(iter(names), "")
 
 
 def find_activation(command: Command) -> str:
@@ -186,36 +193,6 @@ def find_image(step: Step) -> str:
     words = [own, *launch.wrapper_words]
     return next((word for word in words if re.search(r"\.(sif|sqsh|simg|img)$", word) and "$" not in word
                  and "=" not in word and "://" not in word), "")
-
-
-def is_here(context: Context, folder: str | None, path: str) -> bool:
-    """Return whether a file exists, is made by the script, or cannot be looked for."""
-    if "$" in path or "*" in path or (folder is None and not os.path.isabs(path)):
-        return True
-    base = context.script.options.get("chdir", "")
-    if NODE_FOLDERS.match(path) or ("$" in base and not os.path.isabs(path)):
-        return True
-    if any(map(context.host.exists, list_places(context, folder, path))):
-        return True
-    trainings = {launch.text for launch in context.script.trainings}
-    return any(makes_file(command, path) for command in context.script.commands
-               if command.words[0] in MAKERS and command.text not in trainings)
-
-
-def list_places(context: Context, folder: str | None, path: str) -> list[str]:
-    """Return where a file may be that a job looks for in a folder."""
-    places = [os.path.join(context.script.options.get("chdir", ""), folder or "", path)]
-    if folder in ("", "."):
-        places.append(os.path.join(os.path.dirname(context.script.path), path))
-    return places
-
-
-def makes_file(command: Command, path: str) -> bool:
-    """Return whether a command that makes files names a file, or a folder above it."""
-    name, parent = os.path.basename(path), os.path.basename(os.path.dirname(path))
-    words = [word for word in command.words[1:] if word != path or command.words[0] == "mkdir"]
-    return any(name in word or (parent and parent in word) or path.startswith(f"{word.rstrip('/')}/") for word in words
-               ) or any(name in output for output in command.outputs)
 
 
 @rule("missing-module", "modules that do not exist here")
@@ -355,14 +332,31 @@ def check_conda_init(context: Context) -> Iterator[Problem]:
         if command.words[:2] != ("conda", "activate"):
             continue
         before = [other for other in context.script.commands if other.line <= command.line and other is not command]
-        is_known = any(
-            other.words[0] in ("source", ".", "ml", "module") or "conda" in other.text for other in before
-        ) or re.search(r"\s-\w*[li]|--login", first) or context.has_text(r"conda.*(shell\.|hook)")
-        if not is_known:
-            yield Problem(Severity.ERROR, command.line, "conda activate in a shell that conda has not set up",
+        loads = [other for other in before if other.words[0] in ("ml", "module")]
+        modules = [word for other in loads for word in other.words[1:] if word not in ("load", "add", "purge")]
+        is_known = any((other.words[0] in ("source", ".") and not MODULE_SETUP.search(other.text))
+                       or ("conda" in other.text and other not in loads) for other in before
+                       ) or re.search(r"\s-\w*[li]|--login", first) or context.has_text(r"conda.*(shell\.|hook)")
+        unset = [module for module in modules if not defines_conda(context, module)]
+        if not is_known and unset == modules:
+            name = next((module for module in modules if re.search(CONDA_FOLDERS, module)), "")
+            yield Problem(Severity.WARNING if name else Severity.ERROR, command.line,
+                          "conda activate in a shell that conda has not set up",
+                          f"the file of the module {name} on this host defines no function conda" if name else
                           "a batch job does not read ~/.bashrc; conda refuses, and the system's Python is used",
                           insert_line(command.line, 'source "$(conda info --base)/etc/profile.d/conda.sh"'))
         return
+
+
+def defines_conda(context: Context, module: str) -> bool:
+    """Return whether a module may define the function conda: by its file if that is here, or else by its name."""
+    folders = context.host.environ.get("MODULEPATH", "").split(":")
+    texts = [text for folder in folders if folder for end in ("", ".lua")
+             if (text := context.host.read(f"{folder}/{module}{end}")) is not None]
+    if texts:
+        return any(re.search(r"conda\.sh|conda shell|shell_?function|source_?sh|set_?alias|depends|load|prereq", text)
+                   for text in texts)
+    return PLAIN_MODULES.match(module) is None
 
 
 @rule("local-caches", "compilers' caches on a shared file system")

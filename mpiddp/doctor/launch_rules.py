@@ -7,9 +7,8 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from shlex import quote
 
-from .batch_script import SLURM_VARIABLES, Launch, Program, Scheduler
+from .batch_script import Launch, Program, Scheduler
 from .context import MPI_MODULES, STARTERS, Context, Fix, Problem, Step, count, find_mpi, find_option, is_mpirun, rule
 from .directives import SLURM_FLAGS, SLURM_NAMES, read_number
 from .edits import (
@@ -25,6 +24,7 @@ from .edits import (
     replace_text,
     set_chunk,
     set_option,
+    set_starter_processes,
     set_tasks,
 )
 from .findings import Severity
@@ -35,7 +35,7 @@ CRAY_SIGNS = (r"cray|prgenv|\bcpe\b|cudatoolkit|libfabric|aws-ofi|shifter|podman
               r"slingshot|--network=")
 OPEN_MPI_OPTIONS = ("x", "mca", "npernode", "oversubscribe", "allow-run-as-root", "report-bindings")
 FITTING_MPI = {"Open MPI": "pmix", "Intel MPI": "pmi2", "MPICH": "pmi2"}
-TASK_VARIABLES = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
+FLUX_WAITS = r"\bflux\s+(job\s+(wait|attach|status)|watch|queue\s+(drain|idle)|wait)\b"
 INNER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
 
 
@@ -216,7 +216,10 @@ def start_on_each_node(context: Context, step: Step) -> Fix:
         return advise(f"start {launch.program.value} once on each node")
     fix = insert_launcher(context, launch, f"{start_srun(context)} --ntasks-per-node=1")
     split = judge_rendezvous(context, launch, nodes)
-    return fix + split.fix if split else fix
+    fix += split.fix if split else Fix()
+    gpus = step.request.gpus_per_task if step.request.gpus_per_node is None else None
+    return fix + set_starter_processes(context, step, gpus) if gpus and step.processes_per_node not in (
+        None, gpus) else fix
 
 
 def add_launcher(context: Context, step: Step) -> Fix:
@@ -255,11 +258,18 @@ def choose_launcher(context: Context) -> str:
     return "mpirun"
 
 
-@rule("no-training", "directives, but no line that starts a training")
+@rule("no-training", "directives, but no line that starts a training, or none that could be followed to one")
 def check_no_training(context: Context) -> Iterator[Problem]:
-    """Look for a script that starts nothing, as far as all of it could be followed."""
+    """Look for a script that starts nothing, or of which nothing that it starts could be followed."""
     script = context.script
-    if script.directives and not script.launches and not script.not_followed:
+    launches = [launch for launch in script.launches if launch.launcher and (launch.script or launch.unknown)]
+    if script.directives and not script.trainings and launches:
+        launch = launches[-1]
+        started = launch.script or " ".join(launch.program_words[:3])
+        yield Problem(Severity.WARNING, launch.line, f"what {started} starts is not known: no training was checked",
+                      "no line starts Python, torchrun, accelerate or deepspeed that the doctor can follow; it reads a "
+                      "shell script that is started if it is here, or is written by a here document")
+    elif script.directives and not script.launches and not script.not_followed:
         yield Problem(Severity.NOTE, script.directives[0].line, "no line starts a training",
                       "nothing starts Python, torchrun, accelerate or deepspeed: right for a script that only prepares "
                       "data")
@@ -289,10 +299,20 @@ def judge_rendezvous(context: Context, launch: Launch, nodes: int) -> Problem | 
         return Problem(Severity.ERROR, launch.line, f"--nnodes={given} on {nodes} nodes",
                        "torchrun waits for nodes that do not come, or leaves nodes out",
                        set_nodes(context, launch, nodes, endpoint))
+    if is_own_address(launch, endpoint):
+        return Problem(Severity.ERROR, launch.line, f"each of {nodes} nodes takes its own name for the first node's",
+                       "each node waits for itself: the name must be found once, before srun",
+                       advise("leave the address to python -m mpiddp, which needs none"))
     if re.match(LOCALHOST, endpoint):
         return Problem(Severity.ERROR, launch.line, f"the address of the first node is localhost, on {nodes} nodes",
                        "each node waits for itself", set_address(context, launch))
     return None
+
+
+def is_own_address(launch: Launch, address: str) -> bool:
+    """Return whether a shell in each task makes an address of its own node's name."""
+    match = re.match(r"(\$\(hostname[^()]*\)|`hostname[^`]*`|\$\{?HOSTNAME\}?)(:|$)", address)
+    return match is not None and launch.followed != "" and match[1] not in launch.early
 
 
 def set_nodes(context: Context, launch: Launch, nodes: int, endpoint: str) -> Fix:
@@ -310,71 +330,6 @@ def set_address(context: Context, launch: Launch) -> Fix:
     """Return the change by which all nodes get the name of the first one."""
     fix = Fix() if launch.followed else change_line(context, launch, rf"\b{LOCALHOST}", "$(hostname)")
     return fix.otherwise("give the name of the first node, which the batch script runs on: $(hostname)")
-
-
-@rule("early-variable", "a task's variable that the batch script expands, so that all tasks get the same")
-def check_early_variable(context: Context) -> Iterator[Problem]:
-    """Look for $SLURM_PROCID and its like in words that the batch shell expands."""
-    for step in context.steps:
-        launch = step.launch
-        if not launch.launcher or launch.followed or launch.in_loop:
-            continue
-        for name in TASK_VARIABLES:
-            if any(part in (f"${name}", f"${{{name}}}") for part in launch.unknown):
-                yield Problem(Severity.ERROR, launch.line, f"${name} is expanded before {launch.launcher} starts",
-                              "the batch script's own value, 0, goes to all tasks",
-                              advise("leave it out: python -m mpiddp sets the ranks" if launch.program is Program.MPIDDP
-                                     else f"write {launch.launcher} bash -c '… ${name} …'; mpiddp sets ranks itself"))
-                break
-
-
-@rule("unset-variable", "a variable that Slurm sets only with an option that is not given")
-def check_unset_variable(context: Context) -> Iterator[Problem]:
-    """Look for variables of Slurm in launches that are empty."""
-    if context.script.scheduler is not Scheduler.SLURM:
-        return
-    for launch in context.script.launches:
-        for name, option in SLURM_VARIABLES.items():
-            is_used = any(part in (f"${name}", f"${{{name}}}") for part in launch.unknown)
-            in_task = launch.followed and launch.launcher == "srun"
-            if is_used and option not in context.script.options and not in_task:
-                yield Problem(Severity.ERROR, launch.line, f"${name} is empty without #SBATCH --{option}",
-                              "Slurm sets it only if the option is given; the command then has an empty value",
-                              set_missing_option(context, option))
-
-
-def set_missing_option(context: Context, option: str) -> Fix:
-    """Return the directive with an option that fits the others, or with an example."""
-    job = context.script.request
-    value = {"ntasks-per-node": job.gpus_per_node, "gpus-per-node": job.gpus_per_node or job.tasks_per_node,
-             "gpus": job.gpus_per_node and job.nodes and job.gpus_per_node * job.nodes}.get(option)
-    if value:
-        return set_option(context, option, str(value))
-    example = {"cpus-per-task": "8", "gpus-per-task": "1", "ntasks-per-gpu": "1"}.get(option, "4")
-    return set_option(context, option, example) + advise(f"{example} is an example")
-
-
-@rule("export-none", "--export by which the environment is lost")
-def check_export_none(context: Context) -> Iterator[Problem]:
-    """Look for --export=NONE, or a list without ALL."""
-    script = context.script
-    is_none = script.scheduler is Scheduler.SLURM and script.options.get("export", "").upper() == "NONE"
-    for step in context.steps:
-        launch = step.launch
-        own = launch.launcher_options.get("export")
-        if launch.launcher != "srun":
-            continue
-        if own is None and is_none and not context.has_text("SLURM_EXPORT_ENV"):
-            yield Problem(Severity.ERROR, context.option_line("export"), "--export=NONE also holds for srun",
-                          "the tasks get nothing of the environment that the script sets up",
-                          insert_option(context, launch, "--export=ALL").otherwise(
-                              insert_before(context, launch, "unset SLURM_EXPORT_ENV")))
-        elif own is not None and {"ALL", "NIL"}.isdisjoint(own.upper().split(",")) and "$" not in own:
-            yield Problem(Severity.ERROR if own.upper() == "NONE" else Severity.WARNING, launch.line,
-                          f"srun --export={own}",
-                          "the tasks get nothing else of the environment, such as the modules' PATH",
-                          replace_option(context, launch, "export", "--export=ALL" + (
-                              "" if own.upper() == "NONE" else f",{quote(own)}")))
 
 
 @rule("unknown-option", "options and MPIDDP_… variables that mpiddp does not have")
@@ -467,13 +422,24 @@ def parse_options(words: Sequence[str]) -> str:
 @rule("background-wait", "a training in the background without a wait")
 def check_background_wait(context: Context) -> Iterator[Problem]:
     """Look for a launch with & after which the script ends."""
-    for step in context.steps:
-        launch = step.launch
+    script = context.script
+    started = [step.launch for step in context.steps]
+    last = script.launches[-1:]
+    if not started and last and last[0].launcher in (*LAUNCHERS, "flux") and all(
+            command.words[0] in ("echo", "printf", "date", "exit", ":", "true") for command in script.commands
+            if command.line > last[0].line):
+        started = [last[0]]
+    for launch in started:
         if launch.is_background and not any(command.words[0] == "wait" and command.line >= launch.line
-                                            for command in context.script.commands):
+                                            for command in script.commands):
             yield Problem(Severity.ERROR, launch.line,
                           "the training runs in the background, and nothing waits for it",
                           "the job ends with the script, and kills the training", append_line(context, "wait"))
+        if script.scheduler is Scheduler.FLUX and re.match(r"\s*flux\s+submit\b", launch.text) and not (
+                {"wait", "watch"} & set(launch.launcher_options) or context.has_text(FLUX_WAITS)):
+            yield Problem(Severity.ERROR, launch.line, "flux submit does not wait for the training",
+                          "the job ends with the script, and kills the training",
+                          change_line(context, launch, r"\bflux\s+submit\b", "flux run").otherwise("write flux run"))
 
 
 @rule("mpi-option", "options of another MPI's mpirun")

@@ -77,7 +77,8 @@ class Launch:
     and the program: containers, numactl, env. `program_words` begin with the program; `options` are those before the
     user's `script`, `script_words` the script with its arguments. `inner` is a launcher that is started by this one;
     `supervised` are the options of mpiddp.supervise, None without it. `followed` is the shell script or text that the
-    launcher starts and in which the program was found. `unknown` could not be followed; if `has_unknown_options`, an
+    launcher starts and in which the program was found, `inner_text` its text; `early` are the unknown parts of it that
+    the job script's shell expands, not that of the task. `unknown` could not be followed; if `has_unknown_options`, an
     unknown word stands among the launcher's options.
     """
 
@@ -98,6 +99,8 @@ class Launch:
     inner: str = ""
     supervised: tuple[str, ...] | None = None
     followed: str = ""
+    inner_text: str = ""
+    early: tuple[str, ...] = ()
     inner_commands: tuple[Command, ...] = ()
     assignments: Mapping[str, str] = field(default_factory=dict)
     is_background: bool = False
@@ -128,11 +131,16 @@ class ProgramCall(NamedTuple):
 
 
 class Reader:
-    """Reads the launches of commands; `open_script` returns the text of a shell script that they start, or None."""
+    """Reads the launches of commands.
+
+    `open_script` returns the text of a shell script that they start, or None; `documents` are those that the job script
+    writes itself.
+    """
 
     def __init__(self, environment: Mapping[str, str], is_empty: Callable[[str], bool],
-                 open_script: Callable[[str], str | None]) -> None:
+                 open_script: Callable[[str], str | None], documents: Mapping[str, Word] = {}) -> None:
         self._environment, self._is_empty, self._open_script = environment, is_empty, open_script
+        self._documents = documents
         self.notes: list[tuple[int, str]] = []
         self._followed = 0
 
@@ -179,7 +187,8 @@ class Reader:
             length = read_launcher_options(name, words)[1]
             inner = self._read_program(base, words[length:], command, depth)
             return replace(inner, inner=name)
-        if name in SHELLS or re.fullmatch(r".*\.(sh|bash|slurm|sbatch)", words[0]):
+        if name in SHELLS or re.fullmatch(r".*\.(sh|bash|slurm|sbatch)", words[0]) or (
+                self._find_document(command, words[0]) is not None):
             return self._follow_script(base, words, command, depth)
         call = split_program(words)
         first = words[0] if call.program is Program.OTHER and "/" in words[0] else None
@@ -193,6 +202,8 @@ class Reader:
         """Return a launch of a shell, with the program that its text or file starts."""
         name, text, parameters = find_shell_text(words)
         base = replace(base, script=name or None)
+        if name and text is None:
+            text = self._find_document(command, name)
         if name and text is None:
             if any(name == word and word.unknown for word in words):
                 return replace(base, script=None)
@@ -214,12 +225,18 @@ class Reader:
         trainings = [launch for launch in launches if launch.is_training]
         if not trainings:
             return base
+        early = dict.fromkeys((*base.unknown, *getattr(text, "unknown", ())))
         inner = trainings[-1]
         return replace(
             base, program=inner.program, program_words=inner.program_words, script=inner.script,
             options=inner.options, script_words=inner.script_words, is_module=inner.is_module, inner=inner.launcher,
-            followed=name or "text", wrapper_words=(*base.wrapper_words, *inner.wrapper_words),
-            unknown=(*base.unknown, *inner.unknown), inner_commands=tuple(shell.commands))
+            followed=name or "text", inner_text=text, early=tuple(early),
+            wrapper_words=(*base.wrapper_words, *inner.wrapper_words), unknown=(*base.unknown, *inner.unknown),
+            inner_commands=tuple(shell.commands))
+
+    def _find_document(self, command: Command, name: str) -> Word | None:
+        """Return the text of a shell script that the job script writes itself, None if it does not."""
+        return self._documents.get(os.path.normpath(os.path.join(command.folder or "", name)))
 
 
 def find_shell_text(words: Sequence[str]) -> tuple[str, str | None, list[str]]:

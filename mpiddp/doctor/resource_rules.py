@@ -23,7 +23,6 @@ from .context import (
 )
 from .directives import number, parse_gpus, read_number
 from .edits import (
-    TORCHRUN,
     advise,
     change_line,
     insert_before,
@@ -35,6 +34,7 @@ from .edits import (
     set_chunk,
     set_option,
     set_ranks,
+    set_starter_processes,
     set_tasks,
     set_variable,
 )
@@ -42,8 +42,8 @@ from .findings import Severity
 
 WHOLE_NODE_GPUS = 8  # nodes with more GPUs are rare
 MIN_MB_PER_RANK = 2048  # torch with CUDA needs about that much memory of the host
-MIN_WALLTIME_S = 300  # mpiddp waits as long for the start: torch comes from a shared file system
-HOURS = re.compile(r"(0?[1-9]|12|24|36|48|72|96):00")  # read as minutes by Slurm, and mostly meant as hours
+CONTAINER_VALUES = ("-B", "--bind", "--pwd", "--cwd", "-H", "--home", "-o", "--overlay", "--env", "--env-file",
+                    "-W", "--workdir", "-S", "--scratch", "-v", "--volume", "-w", "--mount", "--network")
 CPU_MAPS = ("none", "map_cpu", "mask_cpu", "map_ldom", "mask_ldom", "no")
 
 
@@ -91,7 +91,8 @@ def judge_gpus_of_tasks(context: Context, step: Step, tasks: int, each: int) -> 
     gpus, launch = tasks * each, step.launch
     name = "gpus-per-node"
     is_given = name in context.script.options or name in launch.launcher_options
-    fix = replace_option(context, launch, "gpus-per-task", "" if is_given else f"--{name}={tasks}")
+    text = "--gpus-per-task=1" if launch.launcher == "flux" else "" if is_given else f"--{name}={tasks}"
+    fix = replace_option(context, launch, "gpus-per-task", text)
     is_too_many = gpus > WHOLE_NODE_GPUS
     return Problem(
         Severity.ERROR if is_too_many else Severity.WARNING,
@@ -124,23 +125,6 @@ def set_processes(context: Context, step: Step, gpus: int) -> Fix:
     if step.launch.program in STARTERS:
         return set_starter_processes(context, step, gpus)
     return set_tasks(context, step, gpus)
-
-
-def set_starter_processes(context: Context, step: Step, gpus: int) -> Fix:
-    """Return the change by which torchrun or a relative starts one process per GPU."""
-    launch = step.launch
-    total = gpus * (step.request.nodes or 1)
-    name, number_of, program = {
-        Program.ACCELERATE: ("num_processes", total, r"\b(accelerate|accelerate\.commands)[ .]launch\b"),
-        Program.DEEPSPEED: ("num_gpus", gpus, r"\bdeepspeed\b"),
-    }.get(launch.program, ("nproc-per-node", gpus, TORCHRUN))
-    pattern = rf"--{re.sub('[-_]', '[-_]', name)}(=|\s+)\S+"
-    fix = change_line(context, launch, pattern, f"--{name}={number_of}")
-    if not fix.changes:
-        fix = insert_words(context, launch, program, f"--{name}={number_of}")
-    fix = fix.otherwise(f"write {launch.program.value} --{name}={number_of}")
-    is_repeated = launch.launcher and step.request.tasks_per_node not in (None, 1)
-    return fix + set_tasks(context, step, 1) if is_repeated else fix
 
 
 @rule("uneven-tasks", "tasks that cannot be divided evenly among nodes, or whose nodes are left to Slurm")
@@ -374,23 +358,6 @@ def check_exclusive(context: Context) -> Iterator[Problem]:
                       set_option(context, "exclusive"))
 
 
-@rule("walltime", "a walltime that is shorter than a start, or minutes that are meant as hours")
-def check_walltime(context: Context) -> Iterator[Problem]:
-    """Look at the walltime."""
-    walltime = context.script.request.walltime_s
-    name = next((name for name in ("time", "walltime", "time-limit") if name in context.script.options), "")
-    text = context.script.options.get(name, "")
-    if context.script.scheduler is Scheduler.SLURM and HOURS.fullmatch(text):
-        yield Problem(Severity.WARNING, context.option_line(name),
-                      f"--time={text} is {count(int(text.partition(':')[0]), 'minute')}",
-                      "Slurm reads two numbers as minutes and seconds", set_option(context, name, f"{text}:00"))
-    elif walltime is not None and 0 < walltime < MIN_WALLTIME_S:
-        yield Problem(Severity.WARNING, context.option_line(name), f"a walltime of {count(walltime, 'second')}",
-                      "importing torch from a shared file system alone can take minutes",
-                      set_option(context, name, "10m" if name == "time-limit" else "10" if context.script.scheduler
-                                 is Scheduler.LSF else "00:10:00") + advise("10 minutes are an example"))
-
-
 @rule("mpirun-ranks", "mpirun -n against the tasks of the job")
 def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
     """Compare the ranks that mpirun starts with the tasks of the job."""
@@ -446,7 +413,7 @@ def check_container_gpus(context: Context) -> Iterator[Problem]:
         if launch.container in ("apptainer", "singularity"):
             if any(re.search("singularity|apptainer|container", module) for module in context.modules):
                 continue  # the site's module may make the GPUs visible
-            if {"--nv", "--nvccli", "--rocm"}.isdisjoint(launch.wrapper_words) and not any(
+            if not context.has_text(r"--(nv|nvccli|rocm)\b") and not any(
                     re.search(r"_(NV|ROCM|NVCCLI)$", name) for name in names) and not has_unknown_word(step):
                 yield Problem(Severity.ERROR, launch.line, f"{launch.container} without --nv or --rocm",
                               "torch sees no GPU in the container (--nv for NVIDIA, --rocm for AMD)",
@@ -465,8 +432,14 @@ def insert_word(context: Context, launch: Launch, program: str, option: str) -> 
 
 
 def has_unknown_word(step: Step) -> bool:
-    """Return whether words before the program are unknown, among which an option may be."""
-    return any(getattr(word, "is_unknown", False) for word in step.launch.wrapper_words)
+    """Return whether words before the program are unknown, among which an option may be.
+
+    A word in quotes that is no array, and the value of an option, are none.
+    """
+    words = step.launch.wrapper_words
+    return any(getattr(word, "is_unknown", False) and before not in CONTAINER_VALUES
+               and ("@" in word or f'"{word}"' not in step.launch.text)
+               for before, word in zip(("", *words), words, strict=False))
 
 
 @rule("visible-devices", "CUDA_VISIBLE_DEVICES with fewer GPUs than the job has")

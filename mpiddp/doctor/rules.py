@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from . import file_rules, launch_rules, resource_rules, signal_rules
+from . import (
+    argument_rules,
+    file_rules,
+    launch_rules,
+    resource_rules,
+    shell_rules,
+    signal_rules,
+    time_rules,
+    variable_rules,
+)
 from .batch_script import BatchScript, read_from_text
 from .context import Context, Host, Problem, Rule
 from .directives import read_request
 from .edits import Draft, apply_edits
 from .findings import Finding
 
-RULES = {value.name: value for module in (launch_rules, file_rules, resource_rules, signal_rules)
+RULES = {value.name: value for module in (
+    launch_rules, variable_rules, argument_rules, file_rules, resource_rules, time_rules, signal_rules, shell_rules)
          for value in vars(module).values() if isinstance(value, Rule)}
 MAX_ROUNDS = 3  # of fixes: one may uncover another problem
 EXCLUDED = "other edits exclude the one for this: make them, and check again"

@@ -43,6 +43,8 @@ COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 READING_COMMANDS = ("read", "mapfile", "readarray", "getopts")  # set variables from what only the job knows
 SUBMISSION_FOLDER = re.compile(r"\$\{?(SLURM_SUBMIT_DIR|PBS_O_WORKDIR|LS_SUBCWD)\}?")
 WHICH = re.compile(r"(?:which|command\s+-v|type\s+-P)\s+([\w./-]+)")
+# The number of an array's job: Slurm, PBS Professional, Torque, LSF.
+TASK_NUMBERS = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "LSB_JOBINDEX")
 SHELLS = ("bash", "sh", "dash", "ksh", "zsh")
 
 Value = str | list[str]
@@ -80,7 +82,7 @@ class Command:
 
     `assignments` stand before it (`A=1 srun …`), `outputs` are the files that it writes by `>`. `folder` is where `cd`
     has led to before: relative to the folder of the start, "." for that of the submission, None if unknown.
-    `input_text` is its here document.
+    `input_text` is its here document, expanded if its delimiter has no quotes.
     """
 
     line: int
@@ -91,12 +93,23 @@ class Command:
     is_background: bool = False
     in_loop: bool = False
     folder: str | None = ""
-    input_text: str | None = None
+    input_text: Word | None = None
 
     @property
     def unknown(self) -> tuple[str, ...]:
         """The parts of the words that are not known."""
         return tuple(dict.fromkeys(part for word in self.words for part in word.unknown))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """An array's element whose index is the number of a job's task, plus `offset`; the array has `length` elements."""
+
+    line: int
+    text: str
+    name: str
+    length: int
+    offset: int
 
 
 class QuoteError(ValueError):
@@ -187,6 +200,8 @@ class Shell:
         self.exported: set[str] = set(environment)
         self.commands: list[Command] = []
         self.notes: list[Note] = []
+        self.documents: dict[str, Word] = {}  # files that here documents are written to
+        self.selections: list[Selection] = []
         self.unknown: list[str] = []
         self._is_empty = is_empty
         self._functions: dict[str, Node] = {}
@@ -348,13 +363,13 @@ class Shell:
 
     def _visit_command(self, node: Node, is_background: bool) -> None:
         """Record a simple command with its redirections, and follow what it starts in this shell."""
-        outputs: list[Word] = []
         document: str | None = None
+        written: list[tuple[Word, bool]] = []
         statement = node
         if node.type == "redirected_statement":
             body = node.child_by_field_name("body")
             for redirect in node.children_by_field_name("redirect"):
-                outputs += self._read_outputs(redirect)
+                written += self._read_outputs(redirect)
                 document = self._read_document(redirect) if redirect.type == "heredoc_redirect" else document
             if body is None:
                 return
@@ -370,10 +385,25 @@ class Shell:
         command = Command(self._line_of(statement), read_text(statement).strip(), tuple(map(self._word, words)),
                           {name: self.show(value if isinstance(value, str) else " ".join(value))
                            for name, value in assignments},
-                          tuple(outputs), is_background, self._loops > 0, self._folder, document)
-        self._run(command, words, node)
+                          tuple(file for file, is_appended in written if not is_appended), is_background,
+                          self._loops > 0, self._folder, None if document is None else self._word(document))
+        self._write_document(command, written)
+        self._run(command, words, node, document)
 
-    def _run(self, command: Command, words: list[str], node: Node) -> None:
+    def _write_document(self, command: Command, written: Sequence[tuple[Word, bool]]) -> None:
+        """Keep the text of a here document that `cat` or `tee` writes to files."""
+        name, document = os.path.basename(command.words[0]), command.input_text
+        if document is None or name not in ("cat", "tee") or self._folder is None:
+            return
+        is_appended = "-a" in command.words
+        files = [*written, *((word, is_appended) for word in command.words[1:] if name == "tee" and word[0] != "-")]
+        for file, is_added in files:
+            path = os.path.normpath(os.path.join(self._folder, file))
+            before = self.documents.get(path) if is_added else None
+            self.documents[path] = document if before is None else Word(
+                before + document, (*before.unknown, *document.unknown))
+
+    def _run(self, command: Command, words: list[str], node: Node, document: str | None) -> None:
         """Follow a command that acts on the shell itself, and record any other."""
         name = words[0]
         if name == "eval":
@@ -384,6 +414,8 @@ class Shell:
             self._parameters = self._parameters[as_number((words[1:] or ["1"])[0]) or 0:]
         elif name == "set" and words[1:2] == ["--"]:
             self._parameters = words[2:]
+        elif name == "read" and document is not None and "-d" in words:  # up to the end of the here document
+            self._assign(words[-1], document.strip(), node)
         elif name in READING_COMMANDS:
             for word in words[1:]:
                 if re.fullmatch(NAME, word):
@@ -433,20 +465,32 @@ class Shell:
         else:
             self._folder = os.path.normpath(os.path.join(self._folder or "", target))
 
-    def _read_outputs(self, redirect: Node) -> list[Word]:
-        """Return the files that a redirection writes."""
+    def _read_outputs(self, redirect: Node) -> list[tuple[Word, bool]]:
+        """Return the files that a redirection writes, each with whether it is appended to."""
         files = [redirect] if redirect.type == "file_redirect" else redirect.children_by_field_name("redirect")
-        targets: list[Word] = []
+        targets: list[tuple[Word, bool]] = []
         for file in files:
             sign = next((child.type for child in file.children if child.type.startswith(("&>", ">"))), "")
             target = file.child_by_field_name("destination")
-            if sign in (">", "&>", ">|") and target is not None and target.type != "number":
-                targets += map(self._word, self._expand(target))
+            if sign in (">", "&>", ">|", ">>", "&>>") and target is not None and target.type != "number":
+                targets += ((self._word(text), sign.endswith(">>")) for text in self._expand(target))
         return targets
 
     def _read_document(self, redirect: Node) -> str | None:
+        """Return the text of a here document; the shell expands it if its delimiter has no quotes."""
         body = next((child for child in redirect.named_children if child.type == "heredoc_body"), None)
-        return None if body is None else read_text(body)
+        if body is None:
+            return None
+        delimiter = next((read_text(child) for child in redirect.children if child.type == "heredoc_start"), "")
+        if re.search(r"[\"'\\]", delimiter):
+            return read_text(body)
+        text, source, position = "", body.text or b"", body.start_byte
+        for child in body.children:
+            text += unescape_document(source[position - body.start_byte:child.start_byte - body.start_byte].decode(
+                errors="replace"))
+            text += unescape_document(read_text(child)) if child.type == "heredoc_content" else self._join(child)
+            position = child.end_byte
+        return text + unescape_document(source[position - body.start_byte:].decode(errors="replace"))
 
     # --- words
 
@@ -547,10 +591,23 @@ class Shell:
             yield self._expand_arithmetic(node), False
         elif kind == "command_substitution" and (match := WHICH.fullmatch(text.strip("$()`").strip())):
             yield match[1], True
+        elif kind == "command_substitution" and (document := self._find_cat(node)) is not None:
+            yield document.rstrip("\n"), False
         elif kind == "brace_expression" or not node.is_named:
             yield text, True
         else:
             yield self._mark(text), False
+
+    def _find_cat(self, node: Node) -> str | None:
+        """Return the here document that `$(cat <<EOF …)` is, None for another substitution."""
+        statements = node.named_children
+        if len(statements) != 1 or statements[0].type != "redirected_statement":
+            return None
+        body = statements[0].child_by_field_name("body")
+        redirects = statements[0].children_by_field_name("redirect")
+        if body is None or read_text(body) != "cat" or [each.type for each in redirects] != ["heredoc_redirect"]:
+            return None
+        return self._read_document(redirects[0])
 
     def _string_pieces(self, node: Node) -> Iterator[tuple[Value, bool]]:
         """Yield the parts of a string in double quotes; the parser leaves some white space to no node."""
@@ -586,6 +643,8 @@ class Shell:
             return self._value_of(match[1] or match[2], text)
         if match := re.fullmatch(rf"\$\{{(#?)({NAME})\[([@*]|[0-9]{{1,7}})\]\}}", text):
             return self._element_of(match[2], match[3], bool(match[1]), text)
+        if match := re.fullmatch(rf"\$\{{({NAME})\[(.+)\]\}}", text):
+            self._note_selection(node, match[1], match[2])
         if match := re.match(r"\$\{(\w+)(:?[-=+?])", text):
             return self._default_of(node, match[1], match[2], text)
         if (match := re.fullmatch(rf"\$\{{({NAME})(##?|%%?)([^$`\"']*)\}}", text)) and match[1] in self.variables:
@@ -612,6 +671,16 @@ class Shell:
         if is_length:
             return str(len(elements))
         return elements if index in "@*" else "".join(elements[int(index):int(index) + 1])
+
+    def _note_selection(self, node: Node, name: str, index: str) -> None:
+        """Keep an array and its index if all elements are known and the index is the number of the job's task."""
+        elements = self.variables.get(name)
+        variable, offset = split_index(index)
+        if variable not in TASK_NUMBERS and variable in self.variables:
+            variable, more = split_index(self.show(self._text_of(variable)))
+            offset += more
+        if variable in TASK_NUMBERS and isinstance(elements, list) and not any(map(MARK.search, elements)):
+            self.selections.append(Selection(self._line_of(node), read_text(node), name, len(elements), offset))
 
     def _default_of(self, node: Node, name: str, sign: str, source: str) -> Value:
         """Return the value of `${NAME:-default}` and its relatives."""
@@ -712,6 +781,17 @@ def split_branches(node: Node) -> Iterator[tuple[list[Node], list[Node]]]:
             yield [child for child in children[1:middle] if child.type != ";"], children[middle + 1:]
         else:
             yield [], children[1:]
+
+
+def unescape_document(text: str) -> str:
+    """Return a text of a here document without its backslashes."""
+    return re.sub(r"\\([$`\\\n])", lambda match: match[1].strip("\n"), text)
+
+
+def split_index(text: str) -> tuple[str, int]:
+    """Return the variable that an array's index is, and what is added to it; empty for another index."""
+    match = re.fullmatch(rf"({NAME})([+-][0-9]{{1,7}})?", re.sub(r"[${}()\s]", "", text))
+    return (match[1], int(match[2] or 0)) if match else ("", 0)
 
 
 def find_assigned(node: Node) -> Iterator[str]:

@@ -17,7 +17,7 @@ from .edits import (
     replace_text,
     set_option,
 )
-from .file_rules import list_places
+from .files import list_places
 from .findings import Severity
 
 DEFAULT_SIGNAL_S = 60  # man sbatch, --signal
