@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,12 @@ from mpiddp.doctor.batch_script import (
 from mpiddp.doctor.context import Host
 from mpiddp.doctor.conversion import convert
 from mpiddp.doctor.directives import parse_flux_time, parse_slurm_time
-from mpiddp.doctor.findings import Finding
+from mpiddp.doctor.edits import apply_edits
+from mpiddp.doctor.findings import Action, Edit, Finding, Severity
 from mpiddp.doctor.report import as_json, format_findings
 from mpiddp.doctor.rules import RULES, check
 from tests import support
-from tests.messages import message
+from tests.messages import find, message
 from tests.support import ROOT, Mpi, alone
 
 HEAD = """\
@@ -456,6 +458,8 @@ RULES_BROKEN = {
         (message("doctor/no_launcher", many="8 tasks"), (HEAD, "python -m mpiddp train.py\n")),
         (message("doctor/no_launcher", many="8 tasks"), (HEAD, "python train.py\n")),
         (message("doctor/first_node_only", program="torchrun", nodes=2), (ONE_TASK, TORCHRUN.partition("-task=8 ")[2])),
+        (message("doctor/first_node_only", program="torchrun", nodes=2),
+         (head("--ntasks=1", "--gpus-per-task=2", without="ntasks|gpus"), "torchrun --standalone train.py\n")),
     ],
     "no-training": [
         (message("doctor/no_training"), (HEAD, "cd data\nmpirun\n")),
@@ -843,7 +847,7 @@ class Here(Host):
     """A host on which all files and folders exist, except those with `missing` in their names."""
 
     def exists(self, path: str) -> bool:
-        return "missing" not in path
+        return "missing" not in path or path == "missing_plain.py"
 
     def is_folder(self, path: str) -> bool:
         return "missing" not in path
@@ -878,7 +882,7 @@ def test_a_script_that_breaks_a_rule(name: str, text: str, parts: tuple[str, str
     assert (finding.rule, finding.message) == (name, text)
     assert finding.line is not None
     assert finding.reason
-    assert "None" not in finding.suggestion
+    assert "None" not in f"{finding.advice}{finding.edits}"
 
 
 @pytest.mark.parametrize(("name", "parts"), [(name, parts) for name, cases in RULES_KEPT.items() for parts in cases])
@@ -887,53 +891,91 @@ def test_a_script_that_does_not_break_a_rule(name: str, parts: tuple[str, str]) 
     assert [finding.rule for finding in findings(parts)] == []
 
 
-@pytest.mark.parametrize(("text", "rule", "suggestion"), [
+def shown(finding: Finding) -> str:
+    """Return what a finding tells to do: the edits with the line's number, and the advice."""
+    signs = {Action.REPLACE: "{} {}", Action.INSERT: "<{} {}", Action.REMOVE: "-{}"}
+    edits = [signs[edit.action].format(edit.line, edit.text) for edit in finding.edits]
+    return "\n".join(filter(None, (*edits, finding.advice)))
+
+
+CORES_EXAMPLE = "8 is an example: the cores of a node (sinfo -o '%n %c') divided by 4 tasks"
+
+
+@pytest.mark.parametrize(("text", "rule", "todo"), [
     ("srun -l \\\n  --mpi=pmix python -m mpiddp train.py\n", "srun-cpus",
-     "srun --cpus-per-task=$SLURM_CPUS_PER_TASK -l \\"),
+     "7 srun --cpus-per-task=$SLURM_CPUS_PER_TASK -l \\"),
     ('SRUN="srun --mpi=pmix"\n$SRUN python -m mpiddp train.py\n', "srun-cpus",
-     'SRUN="srun --cpus-per-task=$SLURM_CPUS_PER_TASK --mpi=pmix"'),
+     '7 SRUN="srun --cpus-per-task=$SLURM_CPUS_PER_TASK --mpi=pmix"'),
     (f"{MODULE.format('mpich')}SRUN='srun --mpi=pmix -c8'\n# $SRUN --mpi=pmix\neval $SRUN python -m mpiddp train.py\n",
-     "mpi-interface", "SRUN='srun --mpi=pmi2 -c8'"),
+     "mpi-interface", "8 SRUN='srun --mpi=pmi2 -c8'"),
     ("OPTIONS=(--log-dri logs)\n" + START.replace("train.py", '"${OPTIONS[@]}" train.py'), "unknown-option",
-     "OPTIONS=(--log-dir logs)"),
+     "7 OPTIONS=(--log-dir logs)"),
     (START.replace("train.py", "--nproc-per-node 4 --quiet train.py"), "unknown-option",
-     START.replace("train.py", "--quiet train.py").strip()),
-    ("export MPIDDP_LOG_DRI=logs\n" + START, "unknown-option", "export MPIDDP_LOG_DIR=logs"),
+     "7 " + START.replace("train.py", "--quiet train.py").strip()),
+    ("export MPIDDP_LOG_DRI=logs\n" + START, "unknown-option", "7 export MPIDDP_LOG_DIR=logs"),
     (START.replace("python", "apptainer exec -B /a image.sif python"), "container-gpus",
-     START.replace("python", "apptainer exec --nv -B /a image.sif python").strip()),
-    ("NP=4\nmpirun -n $NP python -m mpiddp train.py\n", "mpirun-ranks", "mpirun python -m mpiddp train.py"),
-    (START.replace("train.py", "--requeue train.py"), "unknown-option", "#SBATCH --requeue\n" + START.strip()),
-    (START.replace("train.py", "--nnodes 2 --rdzv-backend=c10d train.py"), "unknown-option", START.strip()),
+     "7 " + START.replace("python", "apptainer exec --nv -B /a image.sif python").strip()),
+    ("NP=4\nmpirun -n $NP python -m mpiddp train.py\n", "mpirun-ranks", "8 mpirun python -m mpiddp train.py"),
+    (START.replace("train.py", "--requeue train.py"), "unknown-option",
+     "<7 #SBATCH --requeue\n7 " + START.strip()),
+    (START.replace("train.py", "--nnodes 2 --rdzv-backend=c10d train.py"), "unknown-option",
+     "7 " + START.strip()),
     ("source ~/conda/bin/activate base\n" + START, "conda-base",
-     "source ~/conda/bin/activate NAME     # your environment: conda env list"),
+     "write source ~/conda/bin/activate with the name of your environment (conda env list shows it)"),
     ("mpirun -np 4 --bind-to none python -m mpiddp train.py\n", "mpirun-ranks",
-     "mpirun --bind-to none python -m mpiddp train.py"),
+     "7 mpirun --bind-to none python -m mpiddp train.py"),
+    ("export NCCL_IB_DISABLE=1 A=2\n" + START, "slow-variables", "7 export A=2"),
+    ("export MASTER_PORT=1 A=2\n" + START, "copied-variables", "7 export A=2"),
+    ("export MASTER_PORT=1\n" + START.replace("train.py", "train.py $MASTER_PORT"), "copied-variables",
+     "remove line 7, and what reads these variables"),
+    (f"if true; then\n  export NCCL_IB_DISABLE=1\nfi\n{START}", "slow-variables", "8   :"),
+    ("cd a\n#SBATCH -A b\n" + START, "late-directive", "<7 #SBATCH -A b\n-8"),
+    (f"{START.rstrip()} &\n", "background-wait", "<8 wait"),
+    (START.replace("python", "mpirun -n 4 python"), "nested-launcher", "7 " + START.strip()),
+    ("set -e\n#SBATCH --requeue --open-mode=append\n" + START + REQUEUE, "errexit",
+     f"<9 status=0\n9 {START.strip()} || status=$?\n-10"),
     (START.replace("train.py", "parser.py --log-dir logs --lr 1 --stall=900"), "late-option",
-     START.replace("train.py", "--log-dir logs --stall=900 parser.py --lr 1").strip()),
+     "7 " + START.replace("train.py", "--log-dir logs --stall=900 parser.py --lr 1").strip()),
     ("cp a /tmp/a\n" + START.rstrip() + " --data /tmp/a\n", "node-folder",
-     "srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 cp a /tmp/a"),
+     "7 srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 cp a /tmp/a"),
+    ("curl a | tar -x -C /tmp/a\n" + START.rstrip() + " --data /tmp/a\n", "node-folder",
+     "run tar -x -C /tmp/a once on each node: srun --ntasks=$SLURM_NNODES --ntasks-per-node=1"),
     (START.rstrip() + " --config conf/missing_b.yaml\n", "missing-file",
-     START.rstrip() + " --config conf/missing-b.yaml"),
+     "7 " + START.rstrip() + " --config conf/missing-b.yaml"),
+    (f"{START.rstrip()} | tee log\nexit $?\n", "pipe-status", "<7 set -o pipefail"),
+    (START.rstrip() + " | tee %x.log\n", "output-pattern", "7 " + START.rstrip() + " | tee $SLURM_JOB_NAME.log"),
+    ("NCCL_DEBUG=INFO\n" + START, "not-exported", "7 export NCCL_DEBUG=INFO"),
+    (START.replace("python", "conda run -n a python"), "conda-run",
+     "7 " + START.replace("python", "conda run --no-capture-output -n a python").strip()),
+    ("#SBATCH --mem = 64G\n" + START, "directive-text", "7 #SBATCH --mem=64G"),
 ])
-def test_the_line_to_write_instead(text: str, rule: str, suggestion: str) -> None:
+def test_the_line_to_write_instead(text: str, rule: str, todo: str) -> None:
     """It is the line that has to change, also where that is not the launch's."""
-    assert {finding.rule: finding.suggestion for finding in findings((HEAD, text))} == {rule: suggestion}
+    assert {finding.rule: shown(finding) for finding in findings((HEAD, text))
+            if finding.rule != "late-directive" or rule == finding.rule} == {rule: todo}
 
 
-@pytest.mark.parametrize(("parts", "rule", "suggestion"), [
+@pytest.mark.parametrize(("parts", "rule", "todo"), [
     ((head("--ntasks-per-node=1", "-c32", without="ntasks|cpus"), START.replace("=8", "=32")), "tasks-per-node",
-     f"#SBATCH --ntasks-per-node=4\n#SBATCH --cpus-per-task=8     # the 32 cores, shared by 4 tasks\n{START.strip()}"),
+     f"5 #SBATCH --ntasks-per-node=4\n6 #SBATCH --cpus-per-task=8\n7 {START.strip()}"),
     ((head("--ntasks-per-node=1", without="ntasks"), START.replace("=8", "=$SLURM_CPUS_PER_TASK")), "tasks-per-node",
-     "#SBATCH --ntasks-per-node=4\n#SBATCH --cpus-per-task=2     # the 8 cores, shared by 4 tasks"),
+     "5 #SBATCH --cpus-per-task=2\n6 #SBATCH --ntasks-per-node=4"),
     ((HEAD, TORCHRUN), "nested-launcher",
-     "#SBATCH --ntasks-per-node=1\n#SBATCH --cpus-per-task=32     # the 32 cores, for 1 task\n"
-     + TORCHRUN.strip().replace("=8", "=32")),
+     "4 #SBATCH --ntasks-per-node=1\n6 #SBATCH --cpus-per-task=32\n7 " + TORCHRUN.strip().replace("=8", "=32")),
     ((head(without="cpus"), START.replace(" --cpus-per-task=8", "")), "one-core",
-     ('#SBATCH --cpus-per-task=8     # an example: cores of a node (sinfo -o "%n %c") / 4 tasks\n'
-      "srun --cpus-per-task=$SLURM_CPUS_PER_TASK --mpi=pmix python -m mpiddp train.py")),
+     "<6 #SBATCH --cpus-per-task=8\n6 srun --cpus-per-task=$SLURM_CPUS_PER_TASK --mpi=pmix python -m mpiddp train.py\n"
+     + CORES_EXAMPLE),
+    ((head("-n 8 -J a  # tasks", "--gpus-per-task=4", without="ntasks|gpus"), START), "tasks-per-node",
+     "6 #SBATCH --gpus-per-node=4"),
+    ((head("--gpus-per-task=4", "--ntasks=2 -J a  # tasks", without="ntasks|gpus"), START),
+     "tasks-per-node", ("4 #SBATCH --cpus-per-task=2\n5 #SBATCH --gpus-per-node=4\n"
+                        f"6 #SBATCH --ntasks-per-node=4 -J a  # tasks\n7 {START.strip().replace('=8', '=2')}")),
+    (("#BSUB -n 64\n#BSUB -R 'span[ptile=32]'\n#BSUB -gpu num=4\n",
+      "module load openmpi/5\nmpirun python -m mpiddp train.py\n"), "tasks-per-node",
+     "6 mpirun -n 8 --map-by ppr:4:node python -m mpiddp train.py"),
 ])
-def test_tasks_and_their_cores_change_together(parts: tuple[str, str], rule: str, suggestion: str) -> None:
-    assert {finding.rule: finding.suggestion for finding in findings(parts)} == {rule: suggestion}
+def test_what_belongs_to_tasks_changes_with_them(parts: tuple[str, str], rule: str, todo: str) -> None:
+    assert {finding.rule: shown(finding) for finding in findings(parts)} == {rule: todo}
 
 
 def test_files_of_the_submission(tmp_path: Path) -> None:
@@ -941,10 +983,10 @@ def test_files_of_the_submission(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     misspelt, plain = (check(script(START.replace("train.py", words)), Host(str(tmp_path)))
                        for words in ("trian.py", "--stop-before 120 train.py"))
-    assert [(finding.rule, finding.suggestion) for finding in misspelt] == [("missing-file", START.strip())]
+    assert [(finding.rule, shown(finding)) for finding in misspelt] == [("missing-file", "6 " + START.strip())]
     assert [finding.rule for finding in plain] == ["should-stop"]
     (finding,) = check(script(START), Host(str(tmp_path / "none")))
-    assert (finding.message, finding.suggestion) == (message("doctor/missing_file", path="train.py"), "")
+    assert (finding.message, shown(finding)) == (message("doctor/missing_file", path="train.py"), "")
 
 
 @pytest.mark.parametrize("start", ["cat > eval.sh <<EOF", "cat <<-'EOF' | sbatch", "if true; then cat > a.sh << EOF"])
@@ -995,13 +1037,103 @@ def test_findings_as_text_and_as_json() -> None:
     line = "    srun python -m mpiddp --log-dri x train.py"
     assert f"job.sh:7: \033[1;31merror\033[0m: {wrong} [unknown-option]\n{line}\n" in text
     both = "srun --cpus-per-task=$SLURM_CPUS_PER_TASK --mpi=pmix python -m mpiddp --log-dir x train.py"
-    assert re.findall("^  write  (.*)$", text, re.MULTILINE) == [both]
-    assert {finding.suggestion for finding in found} == {both}
+    assert text.count(f"  replace line 7:\n    {both}\n") == 1
+    assert text.count("  replace line 7: as above\n") == 2
+    assert {finding.edits for finding in found} == {(Edit(Action.REPLACE, 7, both),)}
     assert text.splitlines()[-1] == "job.sh: " + message("doctor/summary", findings="1 error, 2 warnings", line=7)
     assert "\033" not in format_findings(read_script, found, 80, has_colours=False)
     answer = json.loads(as_json(read_script, found))
     assert [(finding["rule"], finding["severity"], finding["line"]) for finding in answer["findings"]] == [
         (finding.rule, finding.severity.name.lower(), finding.line) for finding in found]
+    assert answer["findings"][0]["edits"] == [{"action": "replace", "line": 7, "text": both}]
+
+
+def test_edits_of_adjacent_lines_have_one_title() -> None:
+    read_script = script("cd a\n#SBATCH --qos=a\n#SBATCH -A b\n" + START)
+    text = format_findings(read_script, check(read_script, Here()), 80, has_colours=False)
+    assert "  insert before line 6:\n    #SBATCH --qos=a\n    #SBATCH -A b\n  remove lines 7-8\n" in text
+    read_script = script(f"{START.rstrip()} &\n")
+    text = format_findings(read_script, check(read_script, Here()), 80, has_colours=False)
+    assert "  insert at the end:\n    wait\n" in text
+
+
+def apply_all(read_script: BatchScript, host: Host) -> BatchScript:
+    """Return the script after the edits of all findings, which are gone then, and no rule finds its first error."""
+    before = check(read_script, host)
+    edits = [edit for finding in before for edit in finding.edits]
+    after = read_from_text(read_script.path, apply_edits(read_script.lines, edits))
+    changed = {(finding.rule, finding.message) for finding in before if finding.edits}
+    text = f"{read_script.text}\n---\n{after.text}"
+    assert [finding for finding in check(after, host) if (finding.rule, finding.message) in changed] == [], text
+    assert [finding for finding in check(after, host) if finding.severity is Severity.ERROR
+            and finding.rule not in {finding.rule for finding in before}] == [], text
+    return after
+
+
+def assert_edits_end(read_script: BatchScript, host: Host) -> None:
+    """Assert that no finding has an edit after three rounds."""
+    last = read_script
+    for _ in range(3):
+        last = apply_all(last, host)
+    assert [finding for finding in check(last, host) if finding.edits] == [], f"{read_script.text}\n---\n{last.text}"
+
+
+HERE = Here("", {"HOME": "/home/me", "MODULEPATH": "/modules"})
+
+
+@pytest.mark.parametrize("parts", [parts for cases in RULES_BROKEN.values() for _, parts in cases])
+def test_a_finding_is_gone_when_its_edits_are_made(parts: tuple[str, str]) -> None:
+    assert_edits_end(script(parts[1], f"#!/bin/bash\n{parts[0]}"), HERE)
+
+
+COUNTS = st.sampled_from((1, 2, 4, 8))
+SBATCH_OPTIONS = (
+    ("--nodes={}", "-N {}", "-N{}"), ("--ntasks-per-node={}", "--tasks-per-node={}"), ("--ntasks={}", "-n {}", "-n{}"),
+    ("--gpus-per-node={}", "--gres=gpu:a100:{}", "--gpus-per-node=a100:{}"), ("--gpus-per-task={}",),
+    ("--cpus-per-task={}", "-c {}", "-c{}"), ("--mem={}", "--mem={}G"), ("--mem-per-cpu={}G",),
+    ("--time={}", "-t {}:00", "--time={}h", "--time 24"),
+    ("--signal=USR1@{}00", "--signal=B:USR1@120"), ("--exclusive",), ("--requeue", "--no-requeue"),
+    ("--hint=multithread",), ("--ntasks-per-core={}",), ("--array=1-{}",), ("--output=out.txt",), ("--export=NONE",))
+SBATCH_STARTS = ("", "srun", "srun --mpi=none -n {}", "srun --ntasks-per-node={} -c {}", "mpirun", "mpirun -np {}",
+                 "mpirun -n {} --map-by ppr:{}:node", "srun \\\n  -c 8", "srun --ntasks={} --gpus-per-task={}")
+MPI_STARTS = ("", "mpirun", "mpiexec -n {} -ppn {}")
+FLUX_STARTS = ("", "flux run -N2 -n{} -g{}", "flux run -n{} -c{} -g1")
+OTHER_HEADS = {
+    "#BSUB -n {0}\n#BSUB -R 'span[ptile={0}]'\n#BSUB -gpu num={1}\n#BSUB -W {2}": MPI_STARTS,
+    "#BSUB -n 64\n#BSUB -R 'span[ptile=32]'\n#BSUB -gpu num={1}\n#BSUB -W {2}00": MPI_STARTS,
+    "#PBS -l select={0}:ngpus={1}:mpiprocs={2}": MPI_STARTS,
+    "#PBS -l select={0}:ncpus=64:ngpus={1} -l walltime=00:0{2}:00": MPI_STARTS,
+    "#flux: -N{0} -n8 -g{1} -c{2}": FLUX_STARTS}
+PROGRAMS = ("python -m mpiddp train.py", "python train.py", "torchrun --nproc_per_node={} train.py",
+            "torchrun --standalone train.py", "accelerate launch --num_processes={} train.py",
+            "python -m mpiddp \\\n    --log-dri /tmp/x train.py",
+            "conda run -n a python parser.py --log-dir a | tee %j || exit",
+            "python -m mpiddp parser.py --out a/b \\\n    --stall {}00 --config conf/missing_b.yaml > out-%x")
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_edits_of_resources_come_to_an_end(data: st.DataObject) -> None:
+    """Whatever resources are asked for, and however the training starts."""
+    is_slurm = data.draw(st.booleans())
+
+    def fill(text: str) -> str:
+        return re.sub(r"\{\}", lambda _: str(data.draw(COUNTS)), text)
+
+    if is_slurm:
+        chosen = data.draw(st.lists(st.sampled_from(SBATCH_OPTIONS[1:]), max_size=8, unique=True))
+        options = [fill(data.draw(st.sampled_from(spellings))) for spellings in (SBATCH_OPTIONS[0], *chosen)]
+        directives = data.draw(st.sampled_from(("#SBATCH " + " ".join(options), "\n".join(
+            f"#SBATCH {option}  # a comment" for option in options))))
+        starts = SBATCH_STARTS
+    else:
+        numbers = data.draw(st.lists(COUNTS, min_size=3, max_size=3))
+        directives, starts = data.draw(st.sampled_from([*OTHER_HEADS.items()]))
+        directives = directives.format(*numbers)
+    start = fill(data.draw(st.sampled_from(starts)))
+    program = fill(data.draw(st.sampled_from(PROGRAMS)))
+    module = data.draw(st.sampled_from(("", "module load openmpi/5\n", "module load intel-mpi\n")))
+    assert_edits_end(script(f"{module}{f'{start} {program}'.strip()}\n", f"#!/bin/bash\n{directives}\ncd data\n"), HERE)
 
 
 @pytest.mark.process
@@ -1021,6 +1153,26 @@ def test_the_command(quick: Mpi, tmp_path: Path) -> None:
             assert wrong.stderr.startswith(text)
             assert wrong.stderr.count("\n") == 1
             assert wrong.stdout == ""
+
+
+@pytest.mark.process
+def test_the_certain_edits_are_a_patch(quick: Mpi, tmp_path: Path) -> None:
+    """What is left goes to stderr; the script itself stays as it is."""
+    (tmp_path / "train.py").touch()
+    bad = head("--time=24:00", without="cpus") + START.replace(" --cpus-per-task=8", "").rstrip() + " &"
+    (job := tmp_path / "job.sh").write_text(bad)
+    done = support.check(alone(quick, "-m", "mpiddp.doctor", "--fix", "job.sh", cwd=tmp_path))
+    assert job.read_text() == bad
+    assert done.stderr.splitlines()[0] == message("doctor/left")
+    assert [entry["rule"] for entry in find("doctor/label", done.stderr)] == ["one-core"]
+    subprocess.run(["patch", "job.sh"], input=done.stdout, text=True, cwd=tmp_path, check=True,
+                   timeout=support.DEADLINE_S)
+    assert job.read_text() == bad.replace("24:00", "24:00:00") + "\nwait"
+    again = support.check(alone(quick, "-m", "mpiddp.doctor", "--fix", "job.sh", cwd=tmp_path), 1)
+    assert (again.stdout, again.stderr.splitlines()[0]) == ("", message("doctor/no_certain_change"))
+    job.write_text(HEAD + START)
+    same = support.check(alone(quick, "-m", "mpiddp.doctor", "--fix", "job.sh", cwd=tmp_path), 1)
+    assert (same.stdout, same.stderr) == ("", "mpiddp.doctor: job.sh " + message("doctor/nothing_to_fix") + "\n")
 
 
 @pytest.mark.process

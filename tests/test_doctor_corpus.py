@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tests.doctor.measure import SCRIPTS, format_table, measure, read_expectations
+import pytest
+
+from tests.doctor.measure import (
+    SCRIPTS,
+    SubmissionHost,
+    format_table,
+    measure,
+    read_expectations,
+    read_script,
+)
+from tests.test_doctor import assert_edits_end
 
 ENOUGH = 0.9
 
@@ -11,6 +21,11 @@ def test_the_doctor_finds_what_a_supporter_finds() -> None:
     score = measure()
     assert score.precision >= ENOUGH, format_table(score)
     assert score.recall >= ENOUGH, format_table(score)
+
+
+@pytest.mark.parametrize("name", [file.stem for file in sorted(SCRIPTS.iterdir())])
+def test_the_edits_come_to_an_end(name: str) -> None:
+    assert_edits_end(read_script(name), SubmissionHost(read_expectations()[1]))
 
 
 def test_every_script_has_expectations_and_a_source() -> None:

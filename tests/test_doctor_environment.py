@@ -239,7 +239,8 @@ def test_findings_are_lines_and_records() -> None:
     coloured = format_lines(findings, 44, has_colours=True)
     assert coloured != "\n".join(lines) == re.sub(r"\033\[[\d;]*m", "", coloured)
     assert json.loads(format_json(findings))[1] == {
-        "rule": "core", "severity": "note", "line": None, "message": "it is so", "reason": "", "suggestion": ""}
+        "rule": "core", "severity": "note", "line": None, "message": "it is so", "reason": "", "advice": "",
+        "edits": []}
 
 
 RUN = """

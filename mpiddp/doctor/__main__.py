@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Check a job script for Slurm, PBS, LSF or Flux without running or changing it,
-and print what is wrong, why, and what to write instead. An error will fail, a
-warning is slow or risky, a note is harmless. Exit status: 0 nothing found, 1
-something found, even a note, 2 wrong usage. Without a job script, check the
-MPI library, torch, limits, caches and the site profile (a centre's settings,
-if it has one) on this host; notes then give 0."""
+and print what is wrong, why, and which lines to replace, insert or remove. An
+error will fail, a warning is slow or risky, a note is harmless. Exit status: 0
+nothing found, 1 something found, even a note, 2 wrong usage. Without a job
+script, check the MPI library, torch, limits, caches and the site profile (a
+centre's settings, if it has one) on this host; notes then give 0."""
 NEEDS_PARSER = ("mpiddp.doctor: the parser of shell scripts is not installed: pip install 'mpiddp[doctor]' "
                 "(tree-sitter and tree-sitter-bash)")
+LEFT = "mpiddp.doctor: what is left when these changes are made:"
+NOTHING_CERTAIN = "mpiddp.doctor: no change is certain:"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ..discovery.site_profile import load_site
     from .context import Host
     from .report import as_json, format_findings
-    from .rules import check
+    from .rules import check, fix
 
     try:
         # without this shell's variables a converted script keeps their names
@@ -62,11 +64,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     if options.convert:
         return print_conversion(script)
-    findings = check(script, Host("", os.environ))
-    text = as_json(script, findings) if options.json else format_findings(
-        script, findings, terminal_width(), has_colours=sys.stdout.isatty() and "NO_COLOR" not in os.environ,
-        profile=load_site(os.environ).profile)
+    host = Host("", os.environ)
+    fixed = fix(script, host, os.environ) if options.fix else script
+    findings = check(fixed, host)
+    has_colours = (sys.stderr if options.fix else sys.stdout).isatty() and "NO_COLOR" not in os.environ
+    text = as_json(fixed, findings) if options.json else format_findings(
+        fixed, findings, terminal_width(), has_colours, profile=load_site(os.environ).profile)
+    if options.fix:
+        return print_fixes(script, fixed, text if findings else "")
     return print_answer(text) or int(bool(findings))
+
+
+def print_fixes(script: BatchScript, fixed: BatchScript, left: str) -> int:
+    """Print what changes in a job script, and on stderr what is `left`; return the exit status, 1 for no change."""
+    from .conversion import format_diff
+
+    changes = format_diff(script, fixed.text, "fixed")
+    if left:
+        write_line(f"{LEFT if changes else NOTHING_CERTAIN}\n{left}")
+    elif not changes:
+        write_line(f"mpiddp.doctor: {script.path} has nothing to fix")
+    return print_answer(changes.rstrip("\n")) if changes else 1
 
 
 def print_conversion(script: BatchScript) -> int:
@@ -92,13 +110,18 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--convert", action="store_true", help="print the changes that make the job script start "
                         "mpiddp instead of torchrun or accelerate launch, as a diff; `# check:` marks what is not "
                         "certain")
+    parser.add_argument("--fix", action="store_true", help="print all changes that are certain as a diff, which "
+                        "`patch job.sh` applies; what is left goes to stderr")
     parser.add_argument("--site", metavar="FILE", help="check a site profile, and show what it does on three example "
                         "nodes")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
     options = parser.parse_args(arguments)
-    if options.convert and options.script is None:
-        parser.error("--convert needs a job script")
+    for name in ("convert", "fix"):
+        if getattr(options, name) and options.script is None:
+            parser.error(f"--{name} needs a job script")
+    if options.convert and options.fix:
+        parser.error("--convert and --fix exclude each other: fix the converted script")
     return options
 
 

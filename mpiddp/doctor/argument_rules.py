@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from ..options.table import FLAGS, OPTIONS
 from .arguments import read_array
 from .batch_script import Command, Launch, Program, Scheduler
-from .context import Change, Context, Problem, Step, Suggestion, rule
+from .context import Change, Context, Fix, Problem, Step, find_mpi, rule
+from .edits import advise, place_ranks, replace_text
 from .file_rules import is_activation
 from .files import NODE_FOLDERS, list_places
 from .findings import Severity
@@ -31,24 +32,24 @@ def check_array_values(context: Context) -> Iterator[Problem]:
         last = max(numbers) + selection.offset
         correct = f"0-{selection.length - 1}" if not selection.offset else (
             f"{-selection.offset}-{selection.length - 1 - selection.offset}")
-        suggestion: Suggestion = change_line_of(context, line, rf"{min(numbers)}-{max(numbers)}", correct)
+        fix = replace_only_text(context, line, rf"{min(numbers)}-{max(numbers)}", correct)
         if last >= selection.length:
             late = [number for number in numbers if number + selection.offset >= selection.length]
             which = f"{variable}={late[0]}" + f" to {late[-1]}" * (len(late) > 1)
             yield Problem(Severity.ERROR, selection.line,
                           f"{selection.text} is empty for {which}: {selection.name} has {selection.length} values",
                           "the first value has the number 0; a job without a value waits in the queue, and fails",
-                          suggestion)
+                          fix)
         elif min(numbers) + selection.offset >= 0 and len(numbers) < selection.length:
             yield Problem(Severity.NOTE, selection.line,
                           f"{selection.name} has {selection.length} values, the array has {len(numbers)} jobs",
-                          "no job takes the other values", suggestion)
+                          "no job takes the other values", fix + advise("only if all values are meant"))
 
 
-def change_line_of(context: Context, line: int | None, pattern: str, replacement: str) -> Change | None:
-    """Return the change of a line in which a pattern stands once, None for another line."""
-    text = context.script.lines[line - 1] if line else ""
-    return Change(line - 1, ((pattern, replacement),)) if line and len(re.findall(pattern, text)) == 1 else None
+def replace_only_text(context: Context, line: int | None, pattern: str, text: str) -> Fix:
+    """Return the change of what a pattern matches in a line, nothing if it matches at several places."""
+    is_once = line is not None and len(re.findall(pattern, context.script.lines[line - 1])) == 1
+    return replace_text(context, line, pattern, text) if is_once else Fix()
 
 
 @rule("late-option", "options of mpiddp behind the training script, which gets them")
@@ -88,16 +89,16 @@ def find_late_options(launch: Launch, text: str) -> Iterator[tuple[str, ...]]:
         yield (word, *following) if takes_value and following and not following[0].startswith("-") else (word,)
 
 
-def move_options(context: Context, launch: Launch, options: list[str]) -> Suggestion:
-    """Return the line with options before the script, or else the options in their place."""
+def move_options(context: Context, launch: Launch, options: list[str]) -> Fix:
+    """Return the change of a line to one with options before the script."""
     script = re.escape(os.path.basename(launch.script or ""))
-    for position, line in enumerate(context.script.lines):
+    for number, line in enumerate(context.script.lines, 1):
         match = re.search(rf"\bmpiddp\b.*?\s(\S*{script})(?=\s|$)", line)
         if match and not line.lstrip().startswith("#") and all(f" {option}" in line for option in options):
-            edits = [(rf"\s{re.escape(option)}(?!\S)", "") for option in options]
-            return Change(position, (*edits, (rf"(?<=\s){re.escape(match[1])}(?=\s|$)",
-                                              f"{' '.join(options)} {match[1]}")))
-    return f"python -m mpiddp {' '.join(options)} {launch.script} …"
+            removals = [Change(number, "", rf"\s{re.escape(option)}(?!\S)") for option in options]
+            return Fix((*removals, Change(number, f"{' '.join(options)} {match[1]}",
+                                          rf"(?<=\s){re.escape(match[1])}(?=\s|$)")))
+    return advise(f"write python -m mpiddp {' '.join(options)} {launch.script}")
 
 
 @rule("node-folder", "data that only the first node gets in a folder of its own")
@@ -114,8 +115,8 @@ def check_node_folder(context: Context) -> Iterator[Problem]:
             yield Problem(
                 Severity.WARNING, command.line, f"only the first of {nodes} nodes gets {folder}",
                 "a batch script runs on the first node, and each node has a folder of its own under this name: the "
-                "other nodes' ranks find nothing", "\n".join(start_per_node(context, nodes, each) for each in (
-                    *find_makers(context, command, folder), command)))
+                "other nodes' ranks find nothing", sum((start_per_node(context, nodes, each) for each in (
+                    *find_makers(context, command, folder), command)), Fix()))
             return
 
 
@@ -169,8 +170,14 @@ def find_makers(context: Context, command: Command, folder: str) -> list[Command
             and any(f"{folder}/".startswith(f"{word}/") for word in each.words[1:])][-1:]
 
 
-def start_per_node(context: Context, nodes: int, command: Command) -> str:
-    """Return the line that runs a command once on each node."""
-    if context.script.scheduler is Scheduler.SLURM:
-        return f"srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 {command.text}"
-    return f"mpirun -n {nodes} --map-by ppr:1:node {command.text}     # with Open MPI; MPICH: -ppn 1"
+def start_per_node(context: Context, nodes: int, command: Command) -> Fix:
+    """Return the change of a line that runs a command once on each node."""
+    is_slurm = context.script.scheduler is Scheduler.SLURM
+    placed = place_ranks(context, 1)
+    start = "srun --ntasks=$SLURM_NNODES --ntasks-per-node=1" if is_slurm else f"mpirun -n {nodes} {placed}"
+    is_piped = "|" in context.script.lines[command.line - 1].replace("||", "")
+    fix = Fix() if is_piped else replace_text(
+        context, command.line, rf"(?<![\w/.-]){re.escape(command.text)}", f"{start} {command.text}")
+    is_guess = not is_slurm and not find_mpi(context)[0]
+    return fix.otherwise(f"run {command.text} once on each node: {start}") + (
+        advise(f"{placed} is Open MPI's; for others it is -ppn 1") if is_guess else Fix())

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .batch_script import Launch, Scheduler
-from .context import Context, Problem, Step, change_line
+from .context import Context, Fix, Problem, Step
+from .edits import change_line
 from .files import find_similar_file, is_here, list_places
 from .findings import Severity
 from .shell import Word
@@ -74,7 +75,7 @@ def check_missing_arguments(context: Context, step: Step) -> Iterator[Problem]:
             yield Problem(severity, launch.line, f"no such file: {value}"
                           + f" (did you mean {os.path.join(folder, meant)}?)" * bool(meant),
                           f"an argument of {launch.script_words[0]}: its folder is on this host, the file is not",
-                          change_line(context, launch, pattern, meant) if meant else None)
+                          change_line(context, launch, pattern, meant) if meant else Fix())
 
 
 def check_shared_outputs(context: Context, step: Step) -> Iterator[Problem]:
@@ -103,7 +104,8 @@ def check_shared_outputs(context: Context, step: Step) -> Iterator[Problem]:
                       "all jobs of the array write it: they overwrite one another, and may continue from one "
                       "another's checkpoints",
                       change_line(context, launch, rf"(?<![\w./-]){re.escape(value)}(?![\w./-])",
-                                  f"{stem.rstrip('/')}-${variable}{ending}"))
+                                  f"{stem.rstrip('/')}-${variable}{ending}").otherwise(
+                          f"write {stem.rstrip('/')}-${variable}{ending}"))
 
 
 def read_array(context: Context) -> tuple[str, list[int]]:

@@ -18,30 +18,48 @@ STARTERS = (Program.TORCHRUN, Program.TORCH_LAUNCH, Program.ACCELERATE, Program.
 GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "select", "gpu")
 STEP_GPU_OPTIONS = frozenset(("gpus-per-node", "gres", "gpus", "gpus-per-task"))  # srun's take the place of sbatch's
 TASK_OPTIONS = ("ntasks-per-node", "ntasks")
+# What a module's name begins with, if it is of an MPI that srun must be told of; or of a Cray, where it need not.
+MPI_MODULES = {"Open MPI": r"(openmpi|ompi|hpcx)\b", "Intel MPI": r"(impi|intel-?mpi|(intel-)?oneapi-mpi)\b",
+               "MPICH": r"(mpich|mvapich2?)\b", "Cray MPICH": r"cray-mpich"}
 
 
 class Change(NamedTuple):
-    """Edits of a line of the script, each a pattern and its replacement, and a line to write above it.
+    """A change of the script before its line `line`, which counts from 1, or in it.
 
-    `position` counts the script's lines from 0.
+    Without a pattern, `text` is a line to insert; else what the pattern matches first becomes `text`, and a line of
+    which nothing is left is removed. Several texts for the same pattern exclude each other, unless each `adds_words`.
     """
 
-    position: int
-    edits: tuple[tuple[str, str], ...]
-    above: str = ""
+    line: int
+    text: str
+    pattern: str = ""
+    adds_words: bool = False
 
 
-Suggestion = str | Change | None
+@dataclass(frozen=True)
+class Fix:
+    """What to do about a problem: changes of the script, which are certain if there is no advice in words, too."""
+
+    changes: tuple[Change, ...] = ()
+    advice: str = ""
+
+    def __add__(self, other: Fix) -> Fix:
+        advice = dict.fromkeys(filter(None, (self.advice, other.advice)))
+        return Fix((*self.changes, *other.changes), "; ".join(advice))
+
+    def otherwise(self, other: Fix | str) -> Fix:
+        """Return this, or another fix or advice in words if there is no change."""
+        return self if self.changes else Fix(advice=other) if isinstance(other, str) else other
 
 
 class Problem(NamedTuple):
-    """What a rule has found: where, what is so, why that matters, and what to write instead."""
+    """What a rule has found: where, what is so, why that matters, and what to do."""
 
     severity: Severity
     line: int | None
     message: str
     reason: str
-    suggestion: Suggestion = None
+    fix: Fix = Fix()
 
 
 class Host:
@@ -221,34 +239,14 @@ def count(number_of: int, noun: str) -> str:
     return f"{number_of} {noun}{plural * (number_of != 1)}"
 
 
-def insert_option(context: Context, launch: Launch, option: str) -> Change | None:
-    """Return the change that gives the launcher another option; None if no line names it."""
-    name = "flux run" if launch.launcher == "flux" else launch.launcher
-    return change_line(context, launch, rf"(?<![\w/.-]){re.escape(name)}(?=\s|[\"')]|$)", f"{name} {option}")
-
-
-def change_line(context: Context, launch: Launch, pattern: str, replacement: str) -> Change | None:
-    """Return the change of a launch's line, or else of the only line that a pattern matches; None for none."""
-    script = context.script.lines
-    last = launch.line + launch.text.count("\n")
-    places = [position for position, line in enumerate(script)
-              if re.search(pattern, line) and not line.lstrip().startswith("#")]
-    own = [position for position in places if launch.line - 1 <= position < last]
-    return Change((own or places)[0], ((pattern, replacement),)) if own or len(places) == 1 else None
-
-
-def suggest_tasks(context: Context, step: Step, tasks: int) -> Suggestion:
-    """Return sbatch's directives for another number of tasks per node, which share the cores of those before."""
-    directives = f"#SBATCH --ntasks-per-node={tasks}" + "     # and no --ntasks" * ("ntasks" in context.script.options)
-    share, before = step.request.cpus_per_task, step.request.tasks_per_node
-    if not share or not before or before == tasks:
-        return directives
-    cores = max(1, share * before // tasks)
-    whose = f"{'shared by' if tasks > 1 else 'for'} {count(tasks, 'task')}"
-    directives += f"\n#SBATCH --cpus-per-task={cores}     # the {share * before} cores, {whose}"
-    change = change_line(context, step.launch, rf"(--cpus-per-task[= ]|(?<=\s)-c\s*){share}\b",
-                         f"--cpus-per-task={cores}")
-    return change._replace(above=directives) if change else directives
+def find_mpi(context: Context) -> tuple[str, str]:
+    """Return the MPI whose module the script loads, and the module; empty if there is none."""
+    for module in reversed(context.modules):
+        for part in module.lower().split("/"):
+            for name, pattern in MPI_MODULES.items():
+                if re.match(pattern, part):
+                    return name, module
+    return "", ""
 
 
 def parse_memory_mb(text: str) -> float | None:

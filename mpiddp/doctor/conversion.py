@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 
 from ..discovery.script import LOCAL_RANK_OPTION
 from .batch_script import BatchScript, Launch, Program, Request, Scheduler
@@ -109,12 +110,12 @@ def count_tasks(request: Request, nodes: str) -> str:
     return nodes if per_node == 1 else f"$(({nodes} * {per_node}))"
 
 
-def format_diff(script: BatchScript, text: str) -> str:
+def format_diff(script: BatchScript, text: str, title: str = "with mpiddp") -> str:
     """Return the changes to a script as a unified diff, empty if there are none."""
     name = os.path.basename(script.path)
-    lines = difflib.unified_diff(
-        script.text.splitlines(), text.splitlines(), name, name, tofiledate="with mpiddp", lineterm="")
-    return "".join(f"{line}\n" for line in lines)
+    before, after = (StringIO(part).readlines() for part in (script.text, text))
+    lines = difflib.unified_diff(before, after, name, name, tofiledate=title)
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def find_convertible(script: BatchScript) -> list[Launch]:

@@ -101,7 +101,7 @@ def find_end(lines: Sequence[str]) -> int:
     """Return the position behind the last directive that the batch system reads."""
     begin = next((number for number, line in enumerate(lines) if line.strip() and line[0] != "#"), len(lines))
     return max((number + 1 for number, line in enumerate(lines[:begin]) if re.match("#(SBATCH|PBS|BSUB|flux:)", line)),
-               default=1)
+               default=int(lines[0].startswith("#!")))
 
 
 def insert_check(lines: Sequence[str], text: str) -> list[str]:

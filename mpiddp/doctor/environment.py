@@ -116,8 +116,7 @@ def main(as_json: bool = False) -> int:
 
 def format_json(findings: Sequence[Finding]) -> str:
     """Return findings as records for tools."""
-    return json.dumps([{**vars(finding), "severity": finding.severity.name.lower()} for finding in findings],
-                      indent=2)
+    return json.dumps([finding.as_record() for finding in findings], indent=2)
 
 
 def format_lines(findings: Sequence[Finding], width: int, has_colours: bool) -> str:
@@ -126,7 +125,7 @@ def format_lines(findings: Sequence[Finding], width: int, has_colours: bool) -> 
     longest = max(len(finding.rule) for finding in findings)
     for finding in findings:
         text, name = ": ".join(filter(None, (finding.message, finding.reason))), finding.severity.name.lower()
-        first, *others = wrap("; ".join(filter(None, (text, finding.suggestion))), max(width, MIN_WIDTH),
+        first, *others = wrap("; ".join(filter(None, (text, finding.advice))), max(width, MIN_WIDTH),
                               f"{name:<7}  {finding.rule:<{longest}}  ")
         lines += [first.replace(name, format_severity(finding.severity, has_colours), 1), *others]
     return "\n".join([*lines, f"this host: {count_severities(findings)}"])
@@ -166,7 +165,7 @@ def load_library() -> Library | Finding:
                        f"loading mpi4py ends Python with status {done.returncode}", "; ".join(lines[-1:]))
     if isinstance(answer, dict):
         return Finding(answer["name"], Severity.ERROR, None, answer["found"].replace("\n", " "),
-                       suggestion=answer["do"].replace("\n", " "))
+                       advice=answer["do"].replace("\n", " "))
     name, version, path, interfaces = answer
     return Library(name, tuple(version), path, frozenset(interfaces))
 
@@ -267,7 +266,7 @@ def judge_torch(build: TorchBuild | None, gpus: Mapping[str, int], driver: str) 
     """Return what is so with torch's build; `gpus` are the numbers of GPUs here, by vendor."""
     if build is None:
         return [Finding("torch", Severity.ERROR, None, f"torch is not installed for {sys.executable}",
-                        suggestion="activate the environment in which you installed mpiddp")]
+                        advice="activate the environment in which you installed mpiddp")]
     findings = []
     for vendor, count in gpus.items():
         here = f"{count} {vendor} GPU{'s' * (count > 1)}"
@@ -334,7 +333,7 @@ def judge_packages(requires: Callable[[str], list[str]], installed: Callable[[st
             if is_old or (sign == "==" and parse_version(present) != parse_version(version)):
                 findings.append(Finding("package-version", Severity.WARNING, None,
                                         f"{name} {present} is installed, but {package} needs {sign}{version}",
-                                        suggestion=f"pip install '{name}{sign}{version}'"))
+                                        advice=f"pip install '{name}{sign}{version}'"))
     return findings
 
 

@@ -9,7 +9,19 @@ from collections.abc import Iterator, Sequence
 from ..base.text import format_ranges
 from .arguments import check_missing_arguments, check_shared_outputs
 from .batch_script import Command, Program, Scheduler
-from .context import GPU_OPTIONS, Context, Problem, Step, change_line, find_option, rule
+from .context import GPU_OPTIONS, Context, Fix, Problem, Step, find_option, rule
+from .conversion_directives import find_end
+from .edits import (
+    advise,
+    change_line,
+    insert_before,
+    insert_line,
+    move_line,
+    remove_assignments,
+    replace_text,
+    set_option,
+    set_variable,
+)
 from .files import NODE_FOLDERS, find_similar_file, is_here
 from .findings import Severity
 from .launch_rules import find_option_errors
@@ -25,6 +37,7 @@ PLAIN_MODULES = re.compile(
 CONDA_FOLDERS = r"conda|miniforge|mambaforge"
 PYTHON_MODULES = re.compile(r"(python|anaconda|miniconda|conda|pytorch|torch|cray-python|miniforge)", re.IGNORECASE)
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE")
+NODE_CACHES = "/tmp/$USER"  # noqa: S108
 CACHES = ("TRITON_CACHE_DIR", "TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR", "MIOPEN_USER_DB_PATH",
           "MIOPEN_CUSTOM_CACHE_DIR", "CUDA_CACHE_PATH")
 SLOW_VARIABLES = {
@@ -43,10 +56,17 @@ def check_late_directive(context: Context) -> Iterator[Problem]:
     script = context.script
     late = [directive.line for directive in script.directives if directive.is_late]
     if late:
-        first = next(number for number, line in enumerate(script.lines, 1) if line.strip() and line.lstrip()[0] != "#")
+        first = find_first_command(script.lines)
         are = "is not read: move it" if len(late) == 1 else "are not read: move them"
         yield Problem(Severity.ERROR, late[0], f"{name_lines(late)} {are} above line {first}",
-                      "the batch system reads directives only before the first command")
+                      "the batch system reads directives only before the first command",
+                      sum((move_line(context, line, find_end(script.lines) + 1, script.lines[line - 1].strip())
+                           for line in late), Fix()))
+
+
+def find_first_command(lines: Sequence[str]) -> int:
+    """Return the number of the first line that is neither empty nor a comment."""
+    return next(number for number, line in enumerate(lines, 1) if line.strip() and line.lstrip()[0] != "#")
 
 
 def name_lines(numbers: Sequence[int]) -> str:
@@ -62,25 +82,29 @@ def check_directive_text(context: Context) -> Iterator[Problem]:
         if WRONG_CHARACTERS.search(text):
             yield Problem(Severity.ERROR, directive.line, "a typographic dash, quote or space in a directive",
                           "it is not read as an option; it was probably copied from a web page",
-                          re.sub("-*[\u2013\u2014]+-*", "--", text.translate(PLAIN_CHARACTERS)))
+                          replace_text(context, directive.line, re.escape(text), re.sub(
+                              "-*[\u2013\u2014]+-*", "--", text.translate(PLAIN_CHARACTERS))))
         elif context.script.scheduler is Scheduler.SLURM and (match := re.search(r"\$\{?\w+\}?|\$\(", text)):
-            is_output = {"output", "error"} & set(directive.options)
+            names = [name for name in ("output", "error") if "$" in directive.options.get(name, "")]
             yield Problem(Severity.ERROR, directive.line, f"{match[0]} in a directive",
                           "sbatch does not expand variables; " + (
-                              "the output goes to a folder with that name" if is_output else "it refuses the value"),
-                          "#SBATCH --output=%x-%j.out     # %u user, %x job name, %j job number" if is_output else "")
+                              "the output goes to a folder with that name" if names else "it refuses the value"),
+                          sum((set_option(context, name, f"%x-%j.{name[:3]}") for name in names), Fix()) + advise(
+                              "%x is the job's name, %j its number, %u your user name" if names else
+                              f"write the value of {match[0]} itself"))
         elif context.script.scheduler is Scheduler.PBS and " #" in directive.text:
             yield Problem(Severity.ERROR, directive.line, "a comment after a directive of PBS", "qsub refuses it",
-                          text)
+                          replace_text(context, directive.line, re.escape(directive.text), text.rstrip()))
         elif context.script.scheduler is Scheduler.SLURM and re.search(r"\s--[\w-]+(\s+=|=\s+[^-\s])", text):
             yield Problem(Severity.ERROR, directive.line, "spaces around the = of an option",
                           "sbatch reads what follows the space as something else, and refuses the job",
-                          re.sub(r"(\s--[\w-]+)\s*=\s*", r"\1=", text))
+                          replace_text(context, directive.line, re.escape(text),
+                                       re.sub(r"(\s--[\w-]+)\s*=\s*", r"\1=", text)))
     for number, line in enumerate(context.script.lines, 1):
         if number not in context.script.document_lines and re.match(
                 r"#(sbatch|SBTACH|SBACTH|SBATHC|SABTCH|SBATCh|Sbatch)\b|#SBATCH-|[ \t]+#SBATCH\s+-", line):
             yield Problem(Severity.ERROR, number, "not read as a directive", "it must begin with '#SBATCH '",
-                          "#SBATCH " + re.sub(r"^\s*#\w+\s*", "", line))
+                          replace_text(context, number, r"^\s*#\w+\s*", "#SBATCH "))
 
 
 @rule("output-overwritten", "output files that overwrite each other")
@@ -103,14 +127,16 @@ def check_output_overwritten(context: Context) -> Iterator[Problem]:
             f"--{name}={text} in an array" if is_array else f"--{name}={text} is the same file for each job",
             "all jobs of the array write the same file, and overwrite each other's lines" if is_array else
             "the next job overwrites the output of this one",
-            f"#SBATCH --{name}={stem}-{'%A_%a' if is_array else '%j'}{dot}{ending}")
+            set_option(context, name, f"{stem}-{'%A_%a' if is_array else '%j'}{dot}{ending}"))
         break
     for step in context.steps:
         for output in step.launch.outputs if is_array else ():
             if not output.unknown and output != "/dev/null":
                 yield Problem(Severity.WARNING, step.launch.line, f"> {output} in an array",
                               "all jobs of the array write the same file, and overwrite each other's lines",
-                              f"> {output}.$SLURM_ARRAY_TASK_ID")
+                              change_line(context, step.launch, rf">\s*{re.escape(output)}(?![\w.])",
+                                          f"> {output}.$SLURM_ARRAY_TASK_ID").otherwise(
+                                  f"write > {output}.$SLURM_ARRAY_TASK_ID"))
 
 
 @rule("missing-file", "scripts, environments, images and folders that do not exist here")
@@ -145,7 +171,7 @@ def check_missing_file(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.ERROR, launch.line, f"no such file: {launch.script}"
                           + f" (did you mean {meant}?)" * bool(meant),
                           f"looked for on this host, in {'the current folder' if folder == '.' else folder}",
-                          change_line(context, launch, rf"(?<![\w.-]){name}(?!\w)", meant) if meant else None)
+                          change_line(context, launch, rf"(?<![\w.-]){name}(?!\w)", meant) if meant else Fix())
         config = find_option(launch.options, "config-file")
         if config and "$" not in config and not launch.container and not is_here(context, launch.folder, config):
             yield Problem(Severity.ERROR, launch.line, f"no such file: {config}", "accelerate cannot read it")
@@ -184,7 +210,7 @@ def check_missing_module(context: Context) -> Iterator[Problem]:
             if folders and not word.unknown and not any(map(context.host.exists, places)):
                 yield Problem(Severity.WARNING, command.line, f"no such module: {word}",
                               "no folder of MODULEPATH has it on this host",
-                              f"module spider {name}     # lists the versions that there are")
+                              advise(f"module spider {name} lists the versions that there are"))
 
 
 @rule("log-folder", "folders of output that do not exist, or that only one node has")
@@ -200,25 +226,29 @@ def check_log_folder(context: Context) -> Iterator[Problem]:
         if NODE_FOLDERS.match(path):
             yield Problem(Severity.WARNING, line, f"--{name}={path} is a folder of the node",
                           "only the first node has the file, and it may be deleted with the job",
-                          f"#SBATCH --{name}=%x-%j.out" if script.scheduler is Scheduler.SLURM else "")
+                          set_option(context, name, f"%x-%j.{name[:3]}") if script.scheduler is Scheduler.SLURM
+                          else advise("write it to a folder that all nodes have"))
         elif not re.search(r"%|\{\{|:", folder) and not context.host.is_folder(
                 os.path.join(script.options.get("chdir", ""), folder)):
             yield Problem(Severity.ERROR, line, f"no such folder: {folder}",
                           "the job fails, or runs without output; a mkdir in the script comes too late",
-                          f"mkdir -p {folder}     # before you submit the job")
+                          advise(f"before you submit the job: mkdir -p {folder}"))
             break
     for step in context.steps:
         own = os.path.dirname(step.launch.launcher_options.get("output", "")) if step.launch.launcher == "srun" else ""
         if own and not re.search(r"[%$]", own) and not is_here(context, step.launch.folder, own):
             yield Problem(Severity.ERROR, step.launch.line, f"no such folder: {own}",
-                          "srun cannot write the output of the tasks", f"mkdir -p {own}")
+                          "srun cannot write the output of the tasks",
+                          insert_before(context, step.launch, f"mkdir -p {own}"))
         if step.launch.program is not Program.MPIDDP:
             continue
         path = find_option(step.launch.options, "log-dir") or script.variables.get("MPIDDP_LOG_DIR", "")
         if path and NODE_FOLDERS.match(path):
             yield Problem(Severity.WARNING, step.launch.line, f"--log-dir {path} is a folder of each node",
                           "you cannot read the logs of other nodes, and they may be deleted with the job",
-                          "--log-dir logs")
+                          change_line(context, step.launch, r"--log[-_]dir(=|\s+)\S+", "--log-dir=logs").otherwise(
+                              set_variable(context, script.variable_lines.get("MPIDDP_LOG_DIR"), "MPIDDP_LOG_DIR",
+                                           "logs")))
 
 
 @rule("work-folder", "a job of PBS that starts in the home folder")
@@ -231,7 +261,7 @@ def check_work_folder(context: Context) -> Iterator[Problem]:
                 os.path.isabs(launch.script) or {"chdir", "w", "wd"} & set(script.options)):
             yield Problem(Severity.ERROR, launch.line, f"{launch.script} is looked for in the home folder",
                           "PBS starts a job there, not in the folder where it was submitted",
-                          'cd "$PBS_O_WORKDIR" || exit 1')
+                          insert_line(find_first_command(script.lines), 'cd "$PBS_O_WORKDIR" || exit 1'))
 
 
 @rule("other-python", "a Python that is not the activated environment's")
@@ -247,10 +277,12 @@ def check_other_python(context: Context) -> Iterator[Problem]:
             continue
         if re.match(r"/(usr|bin|opt/rh)(/|$)", program):
             yield Problem(Severity.ERROR, line, f"{program} is not the Python of the environment",
-                          f"line {last.line} activates an environment, which this path leaves out", "python")
+                          f"line {last.line} activates an environment, which this path leaves out",
+                          change_line(context, step.launch, rf"{re.escape(program)}(?=\s)", "python").otherwise(
+                              "start python without a path"))
         elif all(command.line > line for command in activations) and not step.launch.in_loop:
             yield Problem(Severity.ERROR, last.line, "the environment is activated after the training",
-                          "the training runs with another Python", last.text)
+                          "the training runs with another Python", move_line(context, last.line, line, last.text))
         else:
             later = [command for command in context.script.commands
                      if last.line < command.line < line and command.words[0] in ("module", "ml")
@@ -259,7 +291,7 @@ def check_other_python(context: Context) -> Iterator[Problem]:
                 yield Problem(Severity.WARNING, command.line,
                               f"a module with a Python is loaded after the environment of line {last.line}",
                               "its Python comes first in PATH and hides that of the environment",
-                              f"{command.text}     # above line {last.line}")
+                              move_line(context, command.line, last.line, command.text))
 
 
 def is_activation(command: Command) -> bool:
@@ -288,7 +320,8 @@ def check_conda_base(context: Context) -> Iterator[Problem]:
                       "conda's base environment" if is_base else "NAME stands for the name of your environment",
                       "it seldom has torch and mpi4py, and packages in it disturb conda itself" if is_base else
                       "conda has no environment of this name, and the training runs with another Python",
-                      f"{last.text.partition('activate')[0]}activate NAME     # your environment: conda env list")
+                      advise(f"write {last.text.partition('activate')[0]}activate with the name of your environment "
+                             "(conda env list shows it)"))
 
 
 @rule("conda-init", "conda activate in a shell that does not know it")
@@ -311,7 +344,7 @@ def check_conda_init(context: Context) -> Iterator[Problem]:
                           "conda activate in a shell that conda has not set up",
                           f"the file of the module {name} on this host defines no function conda" if name else
                           "a batch job does not read ~/.bashrc; conda refuses, and the system's Python is used",
-                          f'source "$(conda info --base)/etc/profile.d/conda.sh"; {command.text}')
+                          insert_line(command.line, 'source "$(conda info --base)/etc/profile.d/conda.sh"'))
         return
 
 
@@ -335,7 +368,7 @@ def check_local_caches(context: Context) -> Iterator[Problem]:
         if context.steps and path.startswith((home, "$HOME", "${HOME}", "~", "/home", "/users", "/lustre", "/gpfs")):
             yield Problem(Severity.WARNING, line, f"{name}={path}",
                           "all ranks write this cache at once: locks and small files on a shared file system",
-                          f"export {name}=/tmp/$USER/{name.split('_')[0].lower()}")
+                          set_variable(context, line, name, f"{NODE_CACHES}/{name.split('_')[0].lower()}"))
 
 
 @rule("copied-variables", "variables of torch.distributed that mpiddp sets itself")
@@ -347,7 +380,16 @@ def check_copied_variables(context: Context) -> Iterator[Problem]:
         numbers, names = zip(*lines, strict=True)
         pronoun = "them" if len({*names}) > 1 else "it"
         yield Problem(Severity.NOTE, numbers[0], f"{', '.join(dict.fromkeys(names))}: mpiddp sets {pronoun} itself",
-                      f"mpiddp overwrites {pronoun}: remove {name_lines(numbers)}")
+                      f"mpiddp overwrites {pronoun}", remove_copies(context, lines))
+
+
+def remove_copies(context: Context, lines: Sequence[tuple[int, str]]) -> Fix:
+    """Return the removal of variables from their lines; advice if another line reads one of them."""
+    numbers, names = zip(*lines, strict=True)
+    if context.has_text(rf"\$\{{?({'|'.join(names)})\b"):
+        return advise(f"remove {name_lines(numbers)}, and what reads these variables")
+    return sum((remove_assignments(context, number, *(name for line, name in lines if line == number))
+                for number in dict.fromkeys(numbers)), Fix())
 
 
 @rule("slow-variables", "variables that slow training down")
@@ -358,7 +400,7 @@ def check_slow_variables(context: Context) -> Iterator[Problem]:
         is_set = context.script.variables.get(name, "") == value and context.steps
         if is_set and not (name in ("NCCL_IB_DISABLE", "NCCL_NET") and nodes == 1):
             yield Problem(Severity.WARNING, context.script.variable_lines[name], f"{name}={value}", reason,
-                          f"# {name}: remove this line")
+                          remove_assignments(context, context.script.variable_lines[name], name))
 
 
 @rule("no-gpus", "a job that asks for no GPUs, although its container or backend needs them")
@@ -375,4 +417,10 @@ def check_no_gpus(context: Context) -> Iterator[Problem]:
             find_option(launch.options, "backend") == "nccl" or find_option(launch.options, "device") == "cuda")
         if needs:
             yield Problem(Severity.ERROR, launch.line, "the training needs GPUs, but the job asks for none",
-                          "torch sees no GPU", "#SBATCH --gpus-per-node=4")
+                          "torch sees no GPU", ask_for_gpus(context))
+
+
+def ask_for_gpus(context: Context) -> Fix:
+    """Return the directive with a GPU for each task of a node, or with an example."""
+    tasks = context.script.request.tasks_per_node or 4
+    return set_option(context, "gpus-per-node", str(tasks)) + advise(f"{tasks} is an example: the GPUs of a node")

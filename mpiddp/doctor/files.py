@@ -47,6 +47,6 @@ def list_places(context: Context, folder: str | None, path: str) -> list[str]:
 def makes_file(command: Command, path: str) -> bool:
     """Return whether a command that makes files names a file, or a folder above it."""
     name, parent = os.path.basename(path), os.path.basename(os.path.dirname(path))
-    words = [word for word in command.words[1:] if word != path]
+    words = [word for word in command.words[1:] if word != path or command.words[0] == "mkdir"]
     return any(name in word or (parent and parent in word) or path.startswith(f"{word.rstrip('/')}/") for word in words
                ) or any(name in output for output in command.outputs)

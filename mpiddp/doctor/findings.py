@@ -6,6 +6,7 @@ import enum
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class Severity(enum.IntEnum):
@@ -21,16 +22,41 @@ PLAIN = "\033[0m"
 MIN_WIDTH = 40  # of lines for a narrow terminal
 
 
+class Action(enum.Enum):
+    """What an edit does with a line."""
+
+    REPLACE = "replace"
+    INSERT = "insert"
+    REMOVE = "remove"
+
+
+class Edit(NamedTuple):
+    """A line to replace or to remove, or a text to insert before it; `line` counts from 1, as the script is now."""
+
+    action: Action
+    line: int
+    text: str = ""
+
+
 @dataclass(frozen=True)
 class Finding:
-    """A problem with the name of its rule; `line` is None without a job script, `suggestion` empty if there is none."""
+    """A problem with the name of its rule; `line` is None without a job script.
+
+    `edits` change the script, `advice` says in words what an edit cannot do, or what of it is only an example.
+    """
 
     rule: str
     severity: Severity
     line: int | None
     message: str
     reason: str = ""
-    suggestion: str = ""
+    advice: str = ""
+    edits: tuple[Edit, ...] = ()
+
+    def as_record(self) -> dict[str, object]:
+        """Return the finding for JSON."""
+        edits = [{**edit._asdict(), "action": edit.action.value} for edit in self.edits]
+        return {**vars(self), "severity": self.severity.name.lower(), "edits": edits}
 
 
 def format_severity(severity: Severity, has_colours: bool) -> str:

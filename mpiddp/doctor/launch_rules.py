@@ -6,47 +6,37 @@ import argparse
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from .batch_script import SLURM_VARIABLES, Launch, Program, Scheduler
-from .context import (
-    STARTERS,
-    Change,
-    Context,
-    Problem,
-    Suggestion,
-    change_line,
-    count,
-    find_option,
-    insert_option,
-    is_mpirun,
-    rule,
-    suggest_tasks,
-)
+from .batch_script import Launch, Program, Scheduler
+from .context import MPI_MODULES, STARTERS, Context, Fix, Problem, Step, count, find_mpi, find_option, is_mpirun, rule
 from .directives import SLURM_FLAGS, SLURM_NAMES, read_number
+from .edits import (
+    TORCHRUN,
+    advise,
+    append_line,
+    change_line,
+    insert_before,
+    insert_option,
+    insert_words,
+    place_ranks,
+    replace_option,
+    replace_text,
+    set_chunk,
+    set_option,
+    set_starter_processes,
+    set_tasks,
+)
 from .findings import Severity
-from .launches import LAUNCHERS, is_our_option
+from .launches import LAUNCHERS, is_our_option, split_program
 
-# What a module's name begins with, if it is of an MPI that srun must be told of; or of a Cray, where it need not.
-MPI_MODULES = {"Open MPI": r"(openmpi|ompi|hpcx)\b", "Intel MPI": r"(impi|intel-?mpi|(intel-)?oneapi-mpi)\b",
-               "MPICH": r"(mpich|mvapich2?)\b", "Cray MPICH": r"cray-mpich"}
+LOCALHOST = r"(localhost|127\.0\.0\.1|0\.0\.0\.0)(?=:|\s|$)"
 CRAY_SIGNS = (r"cray|prgenv|\bcpe\b|cudatoolkit|libfabric|aws-ofi|shifter|podman-hpc|uenv|MPICH_|\bFI_|\bhsn\d?|"
               r"slingshot|--network=")
 OPEN_MPI_OPTIONS = ("x", "mca", "npernode", "oversubscribe", "allow-run-as-root", "report-bindings")
 FITTING_MPI = {"Open MPI": "pmix", "Intel MPI": "pmi2", "MPICH": "pmi2"}
 FLUX_WAITS = r"\bflux\s+(job\s+(wait|attach|status)|watch|queue\s+(drain|idle)|wait)\b"
-EARLY_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
-TASK_VARIABLES = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
 INNER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
-
-
-def find_mpi(context: Context) -> tuple[str, str]:
-    """Return the MPI whose module the script loads, and the module; empty if there is none."""
-    for module in reversed(context.modules):
-        for part in module.lower().split("/"):
-            for name, pattern in MPI_MODULES.items():
-                if re.match(pattern, part):
-                    return name, module
-    return "", ""
 
 
 def is_cray(context: Context) -> bool:
@@ -69,9 +59,8 @@ def check_mpi_interface(context: Context) -> Iterator[Problem]:
         if given is None and {"SLURM_MPI_TYPE"} & {*context.script.exported, *launch.assignments}:
             continue
         fitting = FITTING_MPI.get(library, "pmix")
-        correct: Suggestion = insert_option(context, launch, f"--mpi={fitting}") if given is None else change_line(
-            context, launch, rf"--mpi[= ]{re.escape(given)}\b", f"--mpi={fitting}")
-        correct = correct or f"srun --mpi={fitting}"
+        correct = insert_option(context, launch, f"--mpi={fitting}").otherwise(f"write srun --mpi={fitting}") if (
+            given is None) else replace_option(context, launch, "mpi", f"--mpi={fitting}")
         if given is None:
             if is_cray(context) or step.request.tasks == 1:
                 continue
@@ -85,7 +74,7 @@ def check_mpi_interface(context: Context) -> Iterator[Problem]:
                           f"srun --mpi={given} with Cray MPICH (module {module})",
                           "on a Cray, srun's default is right for Cray MPICH: leave --mpi out"
                           + ", unless your site asks for it" * is_possible,
-                          change_line(context, launch, rf"\s--mpi[= ]{re.escape(given)}\b", ""))
+                          replace_option(context, launch, "mpi", ""))
         elif given == "none":
             yield Problem(Severity.ERROR, launch.line, "srun --mpi=none", "the processes do not find each other: each "
                           "trains alone, or the start fails", correct)
@@ -102,7 +91,8 @@ def check_mpi_interface(context: Context) -> Iterator[Problem]:
                 *context.script.exported, *context.host.environ}:
             yield Problem(Severity.WARNING, launch.line, "Intel MPI under srun without I_MPI_PMI_LIBRARY",
                           "Intel MPI finds Slurm's PMI2 only by this variable, unless the module sets it",
-                          "export I_MPI_PMI_LIBRARY=/usr/lib64/libpmi2.so     # your site's path")
+                          insert_before(context, launch, "export I_MPI_PMI_LIBRARY=/usr/lib64/libpmi2.so")
+                          + advise("the path is an example: your site has its own"))
 
 
 @rule("several-mpi", "modules of more than one MPI")
@@ -117,7 +107,7 @@ def check_several_mpi(context: Context) -> Iterator[Problem]:
         yield Problem(Severity.WARNING, context.steps[0].launch.line,
                       f"modules of several MPIs: {', '.join(loaded.values())}",
                       "launcher and library must be of the same MPI, the one that mpi4py was built with",
-                      "python -m mpi4py --mpi-lib-version     # prints which one that is")
+                      advise("load only that one; python -m mpi4py --mpi-lib-version prints which it is"))
 
 
 @rule("nested-launcher", "a launcher that starts launchers")
@@ -129,16 +119,17 @@ def check_nested_launcher(context: Context) -> Iterator[Problem]:
         if launch.inner:
             yield Problem(Severity.ERROR, launch.line, f"{launch.launcher} starts {launch.inner}",
                           f"each task starts a job of its own ({launch.inner} is a launcher itself)",
-                          replace_launcher(launch))
+                          remove_inner_launcher(context, launch))
         elif launch.program is Program.MPIDDP and launch.script_words and (
                 os.path.basename(launch.script_words[0]) in ("torchrun", "accelerate", "deepspeed", *LAUNCHERS)
                 or (launch.is_module and launch.script_words[0] in INNER_MODULES)):
             yield Problem(Severity.ERROR, launch.line, f"mpiddp starts {launch.script_words[0]}",
-                          "mpiddp starts the training script itself, once in each rank", "python -m mpiddp train.py")
+                          "mpiddp starts the training script itself, once in each rank",
+                          remove_inner_starter(context, launch))
         elif launch.program in STARTERS and re.search(r"\bmpiddp\b", " ".join(launch.script_words[:1])):
             yield Problem(Severity.ERROR, launch.line, f"{launch.program.value} starts mpiddp",
                           "MPI must start the ranks: mpiddp takes the place of torchrun",
-                          "srun --mpi=pmix python -m mpiddp train.py")
+                          start_ranks_by_mpi(context, step))
         elif launch.program in STARTERS and launch.launcher and find_option(launch.options, "num-processes") != "1":
             number = per_node or (tasks if "nodes" not in step.options else None)
             if number is None or number == 1:
@@ -151,13 +142,38 @@ def check_nested_launcher(context: Context) -> Iterator[Problem]:
                        if launch.program is not Program.DEEPSPEED else "")
             yield Problem(Severity.ERROR, launch.line, f"{number} times {name}{where}{each}",
                           f"{name} starts the processes of a node itself: start {name} once per node{instead}",
-                          suggest_tasks(context, step, 1))
+                          set_tasks(context, step, 1))
 
 
-def replace_launcher(launch: Launch) -> str:
-    """Return a line with the inner of two launchers left out."""
-    start = "srun --mpi=pmix" if launch.launcher == "srun" else launch.launcher
-    return f"{start} {' '.join(launch.program_words)}"
+def remove_inner_launcher(context: Context, launch: Launch) -> Fix:
+    """Return the change that leaves out the inner of two launchers with its options."""
+    pattern = rf"(?<![\w/.-]){re.escape(launch.inner)}\s+(\S.*?\s)?(?={re.escape(launch.program_words[0])}\s)"
+    return change_line(context, launch, pattern, "").otherwise(f"leave {launch.inner} and its options out")
+
+
+def remove_inner_starter(context: Context, launch: Launch) -> Fix:
+    """Return the change that leaves out the launcher which mpiddp starts, with its options."""
+    words = launch.script_words
+    inner = split_program([*(("python", "-m") if launch.is_module else ()), *words])
+    name, script = re.escape(words[0]), re.escape(next(iter(inner.script_words), ""))
+    begin = rf"-m\s+{name}" if launch.is_module else name
+    fix = change_line(context, launch, rf"{begin}\s+(\S.*?\s)?(?={script}(\s|$))", "") if script else Fix()
+    return fix.otherwise("write python -m mpiddp and your script")
+
+
+def start_ranks_by_mpi(context: Context, step: Step) -> Fix:
+    """Return the change by which MPI starts the ranks of mpiddp instead of torchrun."""
+    launch, scheduler = step.launch, context.script.scheduler
+    if scheduler is not Scheduler.SLURM or launch.launcher not in ("srun", ""):
+        return advise("start mpiddp by MPI's launcher, with one rank for each GPU: mpirun python -m mpiddp")
+    start = "" if launch.launcher else f"{choose_launcher(context)} "
+    pattern = r"(python\S*\s+-m\s+)?" + TORCHRUN.removeprefix(r"\b") + r"\s.*?(-m\s+)?mpiddp\b"
+    fix = change_line(context, launch, pattern, f"{start}python -m mpiddp").otherwise(f"write {start}python -m mpiddp")
+    if "mpi" in launch.launcher_options:
+        fix += replace_option(context, launch, "mpi", f"--mpi={FITTING_MPI.get(find_mpi(context)[0], 'pmix')}")
+    ranks = step.request.gpus_per_node or step.processes_per_node
+    step = step if launch.launcher else replace(step, request=context.script.request)
+    return fix + set_tasks(context, step, ranks) if ranks and ranks != step.request.tasks_per_node else fix
 
 
 @rule("no-launcher", "a training that is started once although the job has several tasks or nodes")
@@ -168,23 +184,78 @@ def check_no_launcher(context: Context) -> Iterator[Problem]:
         launch = step.launch
         if launch.launcher or launch.in_loop:
             continue
-        python = " ".join(launch.program_words[:4])
         if launch.program in STARTERS:
             if job.nodes and job.nodes > 1:
                 yield Problem(Severity.ERROR, launch.line,
                               f"{launch.program.value} runs on the first of {job.nodes} nodes only",
                               "a batch script runs on one node; the others are idle, or waited for",
-                              "srun --ntasks-per-node=1 " + python)
+                              start_on_each_node(context, step))
         elif (job.tasks or 1) > 1 or (launch.program is Program.MPIDDP and ((job.nodes or 1) > 1 or (
                 job.gpus_per_node or 1) > 1)):
             numbers = (job.tasks, "task"), (job.nodes, "node"), (job.gpus_per_node, "GPU")
             many = next(count(number, noun) for number, noun in numbers if number and number > 1)
-            starts = {Scheduler.SLURM: "srun --mpi=pmix", Scheduler.FLUX: "flux run"}
-            start = starts.get(context.script.scheduler, "mpirun")
-            is_ours = launch.program is Program.MPIDDP
             yield Problem(Severity.ERROR, launch.line, f"no launcher: one process for {many}",
                           "the script is started once, on the first node, and trains alone",
-                          f"{start} {python}" if is_ours else f"{start} python -m mpiddp {launch.script or ''}".strip())
+                          add_launcher(context, step))
+
+
+def insert_launcher(context: Context, launch: Launch, start: str) -> Fix:
+    """Return the change that writes a launcher before a command, behind variables that are set for it."""
+    text = launch.text.split("\n")[0]
+    rest = re.sub(r"^((\w+=\S*|exec|time|nohup)\s+)*", "", text)
+    if re.match(r"eval\b|['\"]", rest):
+        return advise(f"write {start} before {' '.join(launch.program_words[:2])}")
+    return change_line(context, launch, rf"(?<![\w/.-]){re.escape(rest)}", f"{start} {rest}").otherwise(
+        f"write {start} before {' '.join(launch.program_words[:2])}")
+
+
+def start_on_each_node(context: Context, step: Step) -> Fix:
+    """Return the change that starts torchrun or a relative on each node."""
+    launch, nodes = step.launch, step.request.nodes
+    if context.script.scheduler is not Scheduler.SLURM or nodes is None:
+        return advise(f"start {launch.program.value} once on each node")
+    fix = insert_launcher(context, launch, f"{start_srun(context)} --ntasks-per-node=1")
+    split = judge_rendezvous(context, launch, nodes)
+    fix += split.fix if split else Fix()
+    gpus = step.request.gpus_per_task if step.request.gpus_per_node is None else None
+    return fix + set_starter_processes(context, step, gpus) if gpus and step.processes_per_node not in (
+        None, gpus) else fix
+
+
+def add_launcher(context: Context, step: Step) -> Fix:
+    """Return the change that starts mpiddp by a launcher, with one task for each GPU."""
+    launch, job = step.launch, context.script.request
+    fix = insert_launcher(context, launch, choose_launcher(context))
+    if launch.program is Program.PYTHON and launch.script_words:
+        begin = rf"(?<=\s){re.escape(launch.script_words[0])}(?=\s|$)"
+        pattern = rf"-m\s+{begin}" if launch.is_module else begin
+        name = f"-m {launch.script_words[0]}" if launch.is_module else launch.script_words[0]
+        fix += change_line(context, launch, pattern, f"-m mpiddp {name}").otherwise(f"write python -m mpiddp {name}")
+    gpus = job.gpus_per_node
+    if context.script.scheduler is Scheduler.SLURM and gpus and job.tasks_per_node not in (None, gpus):
+        fix += set_tasks(context, replace(step, request=job), gpus)
+    elif context.script.scheduler is Scheduler.PBS and gpus and job.nodes and job.tasks_per_node != gpus:
+        fix += set_chunk(context, "mpiprocs", gpus)
+    return fix
+
+
+def start_srun(context: Context) -> str:
+    """Return srun with the option that it needs to pass the environment on."""
+    return "srun --export=ALL" if context.script.options.get("export", "").upper() == "NONE" else "srun"
+
+
+def choose_launcher(context: Context) -> str:
+    """Return the launcher of a batch system with its options."""
+    scheduler, job = context.script.scheduler, context.script.request
+    gpus, nodes = job.gpus_per_node, job.nodes
+    if scheduler is Scheduler.SLURM:
+        mpi = "" if is_cray(context) else f" --mpi={FITTING_MPI.get(find_mpi(context)[0], 'pmix')}"
+        return f"{start_srun(context)}{mpi}"
+    if scheduler is Scheduler.FLUX:
+        return f"flux run --nodes={nodes} --ntasks={gpus * nodes} --gpus-per-task=1" if gpus and nodes else "flux run"
+    if scheduler is Scheduler.LSF and gpus and nodes and gpus != job.tasks_per_node:
+        return f"mpirun -n {gpus * nodes} {place_ranks(context, gpus)}"
+    return "mpirun"
 
 
 @rule("no-training", "directives, but no line that starts a training, or none that could be followed to one")
@@ -209,28 +280,33 @@ def check_split_world(context: Context) -> Iterator[Problem]:
     """Look at how several nodes' torchrun find each other."""
     for step in context.steps:
         launch, nodes = step.launch, step.request.nodes
-        if launch.program not in (Program.TORCHRUN, Program.TORCH_LAUNCH):
-            continue
-        if not launch.launcher or not nodes or nodes < 2:
-            continue
-        given, endpoint = find_option(launch.options, "nnodes"), find_option(launch.options, "rdzv-endpoint") or ""
-        is_standalone = find_option(launch.options, "standalone") is not None
-        if is_standalone or given in (None, "1"):
-            how = "--standalone" if is_standalone else "without --nnodes" if given is None else "--nnodes=1"
-            yield Problem(Severity.ERROR, launch.line, f"{launch.program.value} {how} on {nodes} nodes",
-                          "each node trains alone", set_nodes(context, launch, nodes))
-        elif read_number(given or "") not in (None, nodes):
-            yield Problem(Severity.ERROR, launch.line, f"--nnodes={given} on {nodes} nodes",
-                          "torchrun waits for nodes that do not come, or leaves nodes out",
-                          set_nodes(context, launch, nodes))
-        elif is_own_address(launch, endpoint or find_option(launch.options, "master-addr") or ""):
-            yield Problem(Severity.ERROR, launch.line, f"each of {nodes} nodes takes its own name for the first node's",
-                          "each node waits for itself: the name must be found once, before srun",
-                          "python -m mpiddp needs no address")
-        elif re.match(r"(localhost|127\.0\.0\.1|0\.0\.0\.0)(:|$)",
-                      endpoint or find_option(launch.options, "master-addr") or ""):
-            yield Problem(Severity.ERROR, launch.line, f"the address of the first node is localhost, on {nodes} nodes",
-                          "each node waits for itself", "python -m mpiddp needs no address")
+        if launch.launcher and nodes and nodes > 1 and (problem := judge_rendezvous(context, launch, nodes)):
+            yield problem
+
+
+def judge_rendezvous(context: Context, launch: Launch, nodes: int) -> Problem | None:
+    """Return why the torchrun of several nodes would not find each other, None if they do or for another program."""
+    if launch.program not in (Program.TORCHRUN, Program.TORCH_LAUNCH):
+        return None
+    given, endpoint = find_option(launch.options, "nnodes"), find_option(launch.options, "rdzv-endpoint") or ""
+    endpoint = endpoint or find_option(launch.options, "master-addr") or ""
+    is_standalone = find_option(launch.options, "standalone") is not None
+    if is_standalone or given in (None, "1"):
+        how = "--standalone" if is_standalone else "without --nnodes" if given is None else "--nnodes=1"
+        return Problem(Severity.ERROR, launch.line, f"{launch.program.value} {how} on {nodes} nodes",
+                       "each node trains alone", set_nodes(context, launch, nodes, endpoint))
+    if read_number(given or "") not in (None, nodes):
+        return Problem(Severity.ERROR, launch.line, f"--nnodes={given} on {nodes} nodes",
+                       "torchrun waits for nodes that do not come, or leaves nodes out",
+                       set_nodes(context, launch, nodes, endpoint))
+    if is_own_address(launch, endpoint):
+        return Problem(Severity.ERROR, launch.line, f"each of {nodes} nodes takes its own name for the first node's",
+                       "each node waits for itself: the name must be found once, before srun",
+                       advise("leave the address to python -m mpiddp, which needs none"))
+    if re.match(LOCALHOST, endpoint):
+        return Problem(Severity.ERROR, launch.line, f"the address of the first node is localhost, on {nodes} nodes",
+                       "each node waits for itself", set_address(context, launch))
+    return None
 
 
 def is_own_address(launch: Launch, address: str) -> bool:
@@ -239,106 +315,21 @@ def is_own_address(launch: Launch, address: str) -> bool:
     return match is not None and launch.followed != "" and match[1] not in launch.early
 
 
-def set_nodes(context: Context, launch: Launch, nodes: int) -> Suggestion:
-    """Return torchrun's line with the number of nodes."""
+def set_nodes(context: Context, launch: Launch, nodes: int, endpoint: str) -> Fix:
+    """Return the change by which torchrun knows the number of nodes, and the first of them."""
     correct = f"--nnodes={nodes}"
-    return (change_line(context, launch, r"--nnodes[= ]\S+", correct)
-            or change_line(context, launch, "--standalone",
-                           f"{correct} --rdzv-backend=c10d --rdzv-endpoint=$(hostname):29500")
-            or change_line(context, launch, r"\btorchrun\b", f"torchrun {correct}") or correct)
+    if not endpoint and not launch.followed:
+        correct += " --rdzv-backend=c10d --rdzv-endpoint=$(hostname):29500"
+    fixes = (change_line(context, launch, r"--nnodes(=|\s+)\S+", correct),
+             change_line(context, launch, r"--standalone\b", correct), insert_words(context, launch, TORCHRUN, correct))
+    fix = next((fix for fix in fixes if fix.changes), advise(f"write torchrun {correct}"))
+    return fix + set_address(context, launch) if re.match(LOCALHOST, endpoint) else fix
 
 
-@rule("early-variable", "a task's variable that the batch script expands, so that all tasks get the same")
-def check_early_variable(context: Context) -> Iterator[Problem]:
-    """Look for $SLURM_PROCID and its like in words that the batch shell expands."""
-    yield from check_early_exports(context)
-    for step in context.steps:
-        launch = step.launch
-        if not launch.launcher or launch.in_loop:
-            continue
-        if launch.followed:
-            yield from check_early_text(context, launch)
-            continue
-        for name in TASK_VARIABLES:
-            if any(part in (f"${name}", f"${{{name}}}") for part in launch.unknown):
-                yield Problem(Severity.ERROR, launch.line, f"${name} is expanded before {launch.launcher} starts",
-                              "the batch script's own value, 0, goes to all tasks",
-                              "python -m mpiddp sets the ranks" if launch.program is Program.MPIDDP else
-                              f"{launch.launcher} bash -c '… ${name} …'     # python -m mpiddp sets the ranks itself")
-                break
-
-
-def check_early_text(context: Context, launch: Launch) -> Iterator[Problem]:
-    """Look for variables of a task in a text that the batch shell expands, and a shell in each task reads."""
-    script = context.script
-    own = range(launch.line, launch.line + launch.text.count("\n") + 1)
-    for name in TASK_VARIABLES:
-        if not {f"${name}", f"${{{name}}}"} & {*launch.early}:
-            continue
-        pattern = rf"(?<!\\)\$(?=\{{?{name}\b)"
-        line = next((number for number in sorted({*script.document_lines, *own}) if re.search(
-            pattern, script.lines[number - 1]) and not re.match(r"\s*(echo|printf|#)", script.lines[number - 1])), None)
-        if line is not None:
-            yield Problem(Severity.ERROR, line, f"${name} is expanded before {launch.launcher} starts",
-                          "the batch script's own value, 0, goes to all tasks: a here document without quotes, and a "
-                          "text in double quotes, are expanded at once",
-                          "python -m mpiddp sets the ranks" if launch.program is Program.MPIDDP else
-                          Change(line - 1, ((pattern, r"\$"),)))
-            return
-
-
-def check_early_exports(context: Context) -> Iterator[Problem]:
-    """Look for `export RANK=$SLURM_PROCID` and its like in the batch script."""
-    script = context.script
-    steps = [step for step in context.steps if step.launch.launcher and not step.launch.followed
-             and not step.launch.in_loop]
-    for number, text in enumerate(script.lines, 1):
-        match = re.match(rf"\s*(?:export|declare -x)\s+(\w+)=[\"']?\$\{{?({'|'.join(TASK_VARIABLES)})\b", text)
-        if match is None or number in script.document_lines:
-            continue
-        is_device = match[1].endswith("VISIBLE_DEVICES")
-        if match[1] in (*EARLY_RANKS, "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") and any(
-                step.launch.line > number and (is_device or step.launch.program is Program.PYTHON) for step in steps):
-            yield Problem(Severity.ERROR, number, f"${match[2]} is expanded before the tasks start",
-                          f"the batch script's own value, 0, goes to all tasks as {match[1]}",
-                          f"# {match[1]}: remove this line" if is_device else
-                          "srun --mpi=pmix python -m mpiddp …     # sets the ranks")
-
-
-@rule("unset-variable", "a variable that Slurm sets only with an option that is not given")
-def check_unset_variable(context: Context) -> Iterator[Problem]:
-    """Look for variables of Slurm in launches that are empty."""
-    if context.script.scheduler is not Scheduler.SLURM:
-        return
-    for launch in context.script.launches:
-        for name, option in SLURM_VARIABLES.items():
-            is_used = any(part in (f"${name}", f"${{{name}}}") for part in launch.unknown)
-            in_task = launch.followed and launch.launcher == "srun"
-            if is_used and option not in context.script.options and not in_task:
-                yield Problem(Severity.ERROR, launch.line, f"${name} is empty without #SBATCH --{option}",
-                              "Slurm sets it only if the option is given; the command then has an empty value",
-                              f"#SBATCH --{option}={'8' if option == 'cpus-per-task' else '4'}")
-
-
-@rule("export-none", "--export by which the environment is lost")
-def check_export_none(context: Context) -> Iterator[Problem]:
-    """Look for --export=NONE, or a list without ALL."""
-    script = context.script
-    is_none = script.scheduler is Scheduler.SLURM and script.options.get("export", "").upper() == "NONE"
-    for step in context.steps:
-        launch = step.launch
-        own = launch.launcher_options.get("export")
-        if launch.launcher != "srun":
-            continue
-        if own is None and is_none and not context.has_text("SLURM_EXPORT_ENV"):
-            yield Problem(Severity.ERROR, context.option_line("export"), "--export=NONE also holds for srun",
-                          "the tasks get nothing of the environment that the script sets up",
-                          insert_option(context, launch, "--export=ALL") or "unset SLURM_EXPORT_ENV")
-        elif own is not None and {"ALL", "NIL"}.isdisjoint(own.upper().split(",")) and "$" not in own:
-            yield Problem(Severity.ERROR if own.upper() == "NONE" else Severity.WARNING, launch.line,
-                          f"srun --export={own}",
-                          "the tasks get nothing else of the environment, such as the modules' PATH",
-                          "srun --export=ALL" + ("" if own.upper() == "NONE" else f",{own}"))
+def set_address(context: Context, launch: Launch) -> Fix:
+    """Return the change by which all nodes get the name of the first one."""
+    fix = Fix() if launch.followed else change_line(context, launch, rf"\b{LOCALHOST}", "$(hostname)")
+    return fix.otherwise("give the name of the first node, which the batch script runs on: $(hostname)")
 
 
 @rule("unknown-option", "options and MPIDDP_… variables that mpiddp does not have")
@@ -360,23 +351,25 @@ def check_unknown_option(context: Context) -> Iterator[Problem]:
         name, line = text.split(" ")[0], context.script.variable_lines.get(text.split(" ")[0])
         correct = next(iter(re.findall(r"did you mean (\w+)", text)), "")
         yield Problem(Severity.WARNING, line, f"no such option: {text}", "the variable has no effect",
-                      context.script.lines[line - 1].strip().replace(name, correct) if line and correct else correct)
+                      replace_text(context, line, rf"\b{name}\b", correct) if correct else Fix())
 
 
 def judge_options(context: Context, launch: Launch, errors: Sequence[str]) -> Problem:
     """Return what is wrong with an option, or with several that mpiddp does not have."""
     names = [*map(read_option, errors)]
     text, reason = errors[0], "mpiddp ends with status 2 before the training"
-    changes = [change for error in errors if (change := correct_option(context, launch, error))]
-    change = changes[0]._replace(edits=tuple(edit for each in changes for edit in each.edits)) if changes else None
+    fix = sum((correct_option(context, launch, error) for error in errors), Fix())
     if len(errors) > 1:
         text = f"unrecognized arguments: {', '.join(names)}"
         reason += "; the launcher sets the numbers of nodes and processes, and MPI needs no address"
     elif is_for_sbatch(text):
         text = f"{names[0]} is an option of sbatch, not of mpiddp"
-        change = change and change._replace(above=f"#SBATCH {names[0]}")
+        name, has_value, value = names[0].removeprefix("--").partition("=")
+        is_complete = name in SLURM_FLAGS or has_value
+        can_set = is_complete and context.script.scheduler is Scheduler.SLURM
+        fix += set_option(context, name, value) if can_set else advise(f"give {names[0]} in a directive")
         reason += "; batch/requeue.sh has what else a requeue needs" * (names[0] == "--requeue")
-    return Problem(Severity.ERROR, launch.line, text, reason, change)
+    return Problem(Severity.ERROR, launch.line, text, reason, fix)
 
 
 def read_option(error: str) -> str:
@@ -392,11 +385,11 @@ def is_for_sbatch(error: str) -> bool:
         *SLURM_NAMES.values(), *SLURM_FLAGS}
 
 
-def correct_option(context: Context, launch: Launch, error: str) -> Change | None:
+def correct_option(context: Context, launch: Launch, error: str) -> Fix:
     """Return the change to the option that may be meant, or one that leaves out what mpiddp does not have."""
     option, meant = read_option(error), re.search(r"did you mean (--[\w-]+)", error)
     if not option:
-        return None
+        return Fix()
     if meant:
         return change_line(context, launch, rf"(?<![\w-]){re.escape(option)}\b", meant[1])
     later = next((word for before, word in zip(launch.options, launch.options[1:], strict=False)
@@ -441,12 +434,12 @@ def check_background_wait(context: Context) -> Iterator[Problem]:
                                             for command in script.commands):
             yield Problem(Severity.ERROR, launch.line,
                           "the training runs in the background, and nothing waits for it",
-                          "the job ends with the script, and kills the training", "wait")
+                          "the job ends with the script, and kills the training", append_line(context, "wait"))
         if script.scheduler is Scheduler.FLUX and re.match(r"\s*flux\s+submit\b", launch.text) and not (
                 {"wait", "watch"} & set(launch.launcher_options) or context.has_text(FLUX_WAITS)):
             yield Problem(Severity.ERROR, launch.line, "flux submit does not wait for the training",
                           "the job ends with the script, and kills the training",
-                          change_line(context, launch, r"\bflux\s+submit\b", "flux run"))
+                          change_line(context, launch, r"\bflux\s+submit\b", "flux run").otherwise("write flux run"))
 
 
 @rule("mpi-option", "options of another MPI's mpirun")
@@ -464,6 +457,18 @@ def check_mpi_option(context: Context) -> Iterator[Problem]:
                 yield Problem(Severity.ERROR, step.launch.line,
                               f"{word} is no option of {library}'s {step.launch.launcher}",
                               f"the start fails: the module {module} is {library}",
-                              {"genv": "-x NAME=VALUE", "x": "-genv NAME VALUE", "ppn": "-N 4", "perhost": "-N 4",
-                               "npernode": "-ppn 4"}.get(name, ""))
+                              translate_option(context, step.launch, name, word))
                 break
+
+
+def translate_option(context: Context, launch: Launch, name: str, word: str) -> Fix:
+    """Return the change of another MPI's option to the one that the loaded MPI has, or its removal."""
+    words = launch.text.split()
+    values = words[words.index(word) + 1:][:2]
+    first, second = (*values, "", "")[:2]
+    new = {"genv": f"-x {first}={second}", "x": f"-genv {first.replace('=', ' ', 1)}", "ppn": f"-N {first}",
+           "perhost": f"-N {first}", "npernode": f"-ppn {first}", "f": f"--hostfile {first}"}.get(name, "")
+    length = {"genv": 2, "mca": 2, "genvall": 0, "oversubscribe": 0, "allow-run-as-root": 0, "report-bindings": 0}
+    old = r"\s+".join(map(re.escape, [word, *values[:length.get(name, 1)]]))
+    return change_line(context, launch, rf"(?<!\S){old}(?!\S)" if new else rf"\s+{old}(?!\S)", new).otherwise(
+        f"write {new} instead of {word}" if new else f"leave {word} out")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import groupby
 
 from ..discovery.site_schema import SiteProfile
 from .batch_script import BatchScript
-from .findings import MIN_WIDTH, Finding, count_severities, format_severity, wrap
+from .findings import MIN_WIDTH, Action, Edit, Finding, count_severities, format_severity, wrap
 
 NOTHING = "nothing found by reading the script: whether the nodes have these cores and GPUs is not checked"
 
@@ -15,25 +16,54 @@ NOTHING = "nothing found by reading the script: whether the nodes have these cor
 def format_findings(
     script: BatchScript, findings: Sequence[Finding], width: int, has_colours: bool, profile: SiteProfile | None = None,
 ) -> str:
-    """Return findings, each with its line, the reason and what to write; then what was not followed.
+    """Return findings, each with its line, the reason and what to do; then what was not followed.
 
     If there are findings and the centre has a profile, the last lines show how the centre starts a job.
     """
-    lines = []
-    for position, finding in enumerate(findings, 1):
-        later = {text for other in findings[position:] for text in other.suggestion.splitlines()}
+    lines: list[str] = []
+    shown: set[Edit] = set()
+    for finding in findings:
         label = format_severity(finding.severity, has_colours)
         place = f"{script.path}:{finding.line}: " if finding.line else f"{script.path}: "
         lines.append(f"{place}{label}: {finding.message} [{finding.rule}]")
         if finding.line:
             lines.append(f"    {script.lines[finding.line - 1].strip()[:max(width, MIN_WIDTH) - 4]}")
-        lines += wrap(finding.reason, max(width, MIN_WIDTH), "  why    ")
-        lines += [f"  write  {text}" for text in finding.suggestion.splitlines() if text not in later]
+        lines += wrap(finding.reason, max(width, MIN_WIDTH), "  why: ")
+        lines += format_edits(finding.edits, shown, len(script.lines) - (not script.lines[-1]))
+        lines += wrap(finding.advice, max(width, MIN_WIDTH), "  note: " if finding.edits else "  do: ")
+        shown.update(finding.edits)
     lines += [f"{script.path}:{note.line}: not followed: {note.text}" for note in script.not_followed]
     if findings and profile is not None:
         lines += [f"{profile.name}: {title} {text}" for title, text in (
             ("start with", profile.launch_line), ("options of a job", " ".join(profile.launch_options))) if text]
     return "\n".join([*lines, summarize(script, findings)])
+
+
+def format_edits(edits: Sequence[Edit], shown: Collection[Edit], end: int) -> list[str]:
+    """Return edits, those of adjacent lines under one title; without the text of those that are shown before.
+
+    `end` is the number of the script's lines.
+    """
+    lines: list[str] = []
+    for key, group in groupby(enumerate(edits), lambda entry: place_edit(*entry)):
+        part = [edit for _, edit in group]
+        first, last = part[0].line, part[-1].line
+        where = f"line {first}" if first == last else f"lines {first}-{last}"
+        if key[0] is Action.INSERT:
+            where = f"before {where}" if first <= end else "at the end"
+        title = f"  {key[0].value} {where}"
+        if key[0] is Action.REMOVE:
+            lines.append(title)
+        elif {*part} <= {*shown}:
+            lines.append(f"{title}: as above")
+        else:
+            lines += [f"{title}:", *(f"    {edit.text}" for edit in part)]
+    return lines
+
+
+def place_edit(position: int, edit: Edit) -> tuple[Action, int]:
+    """Return what edits of adjacent lines have in common, the `position` of each among all edits given."""
+    return edit.action, edit.line - position * (edit.action is not Action.INSERT)
 
 
 def summarize(script: BatchScript, findings: Sequence[Finding]) -> str:
@@ -47,6 +77,6 @@ def as_json(script: BatchScript, findings: Sequence[Finding]) -> str:
     """Return findings, and what was not followed, as JSON."""
     return json.dumps({
         "script": script.path, "scheduler": script.scheduler.value,
-        "findings": [{**vars(finding), "severity": finding.severity.name.lower()} for finding in findings],
+        "findings": [finding.as_record() for finding in findings],
         "not_followed": [vars(note) for note in script.not_followed],
     }, indent=2, ensure_ascii=False)

@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from .batch_script import Launch, Program, Scheduler
 from .context import (
     GPU_OPTIONS,
     STARTERS,
     TASK_OPTIONS,
-    Change,
     Context,
+    Fix,
     Problem,
     Step,
-    Suggestion,
-    change_line,
     count,
     find_option,
-    insert_option,
     is_mpirun,
     parse_memory_mb,
     rule,
-    suggest_tasks,
 )
 from .directives import number, parse_gpus, read_number
+from .edits import (
+    advise,
+    change_line,
+    insert_before,
+    insert_option,
+    insert_words,
+    remove_assignments,
+    remove_options,
+    replace_option,
+    set_chunk,
+    set_option,
+    set_ranks,
+    set_starter_processes,
+    set_tasks,
+    set_variable,
+)
 from .findings import Severity
 
 WHOLE_NODE_GPUS = 8  # nodes with more GPUs are rare
@@ -39,41 +52,55 @@ def check_tasks_per_node(context: Context) -> Iterator[Problem]:
     """Compare the processes of a node with its GPUs."""
     for step in context.steps:
         processes, gpus = step.processes_per_node, step.request.gpus_per_node
-        job = context.script.request.tasks
-        is_other = is_mpirun(step.launch) and "ntasks" in step.launch.launcher_options and job != step.request.tasks
-        if not processes or not gpus or processes == gpus or not step.uses_gpus or (is_other and job):
-            continue  # mpirun-ranks is about other numbers than the job's
-        line = process_line(context, step)
-        if processes < gpus:
+        if not processes or not gpus or processes == gpus or not step.uses_gpus or has_other_ranks(context, step):
+            continue
+        line, each = process_line(context, step), step.request.gpus_per_task or 1
+        if processes > 1 and gpus == processes * each and step.launch.program not in STARTERS:
+            yield judge_gpus_of_tasks(context, step, processes, each)
+        elif processes < gpus:
             if find_option(step.launch.options, "allow-idle-gpus") is not None or is_alone(step):
                 continue
             is_refused = processes == 1 and step.launch.program is Program.MPIDDP
             reason = "mpiddp refuses to start (idle-gpus)" if is_refused else (
                 f"{count(gpus - processes, 'GPU')} of each node will be idle")
-            if (step.request.gpus_per_task or 0) > 1 and processes > 1:
-                yield multiply_gpus(context, step, processes)
-                continue
             yield Problem(Severity.ERROR if is_refused or processes == 1 else Severity.WARNING, line,
                           f"{count(processes, 'process')} per node for {count(gpus, 'GPU')} per node",
-                          f"one process uses one GPU; {reason}",
-                          suggest_processes(context, step, gpus))
+                          f"one process uses one GPU; {reason}", set_processes(context, step, gpus))
         elif find_option(step.launch.options, "share-gpus") is None:
             yield Problem(Severity.ERROR, line, f"{processes} processes per node for {count(gpus, 'GPU')} per node",
-                          "each process needs a GPU of its own", suggest_processes(context, step, gpus))
+                          "each process needs a GPU of its own", set_processes(context, step, gpus))
 
 
-def multiply_gpus(context: Context, step: Step, processes: int) -> Problem:
-    """Return what is wrong with several GPUs for each task."""
-    launch, per_task = step.launch, step.request.gpus_per_task
-    is_own = "gpus-per-task" in launch.launcher_options
-    correct: Suggestion = f"#SBATCH --gpus-per-node={processes}"
-    if is_own:
-        correct = change_line(context, launch, rf"(--gpus-per-task[= ]|(?<=\s)-g\s*){per_task}\b", "--gpus-per-task=1")
-    return Problem(Severity.WARNING, launch.line if is_own else context.option_line("gpus-per-task"),
-                   f"--gpus-per-task={per_task} for {count(processes, 'task')} per node: "
-                   f"{count(step.request.gpus_per_node or 0, 'GPU')} per node",
-                   "one process uses one GPU: the job is refused if nodes have fewer GPUs, and otherwise GPUs are idle",
-                   correct)
+def has_other_ranks(context: Context, step: Step) -> bool:
+    """Return whether mpirun's own number of ranks is not the job's, which the rule mpirun-ranks is about."""
+    job = context.script.request
+    if step.launch.program in STARTERS:
+        return False
+    return is_mpirun(step.launch) and "ntasks" in step.launch.launcher_options and job.tasks not in (
+        None, 0, step.request.tasks) and not has_spare_slots(context)
+
+
+def has_spare_slots(context: Context) -> bool:
+    """Return whether a job has more tasks than GPUs, as where its tasks only stand for cores."""
+    job = context.script.request
+    return bool(job.tasks_per_node and job.gpus_per_node and job.tasks_per_node > job.gpus_per_node)
+
+
+def judge_gpus_of_tasks(context: Context, step: Step, tasks: int, each: int) -> Problem:
+    """Return what is wrong with several tasks per node that have several GPUs each."""
+    gpus, launch = tasks * each, step.launch
+    name = "gpus-per-node"
+    is_given = name in context.script.options or name in launch.launcher_options
+    text = "--gpus-per-task=1" if launch.launcher == "flux" else "" if is_given else f"--{name}={tasks}"
+    fix = replace_option(context, launch, "gpus-per-task", text)
+    is_too_many = gpus > WHOLE_NODE_GPUS
+    return Problem(
+        Severity.ERROR if is_too_many else Severity.WARNING,
+        launch.line if "gpus-per-task" in launch.launcher_options else context.option_line("gpus-per-task"),
+        f"{tasks} tasks with {each} GPUs each: {gpus} GPUs per node",
+        "one process uses one GPU" + "; hardly any node has that many GPUs, and the job will not start" * is_too_many,
+        fix if is_too_many else fix + advise(f"if you want {gpus} GPUs of each node, write --ntasks-per-node="
+                                             f"{gpus} --gpus-per-node={gpus}"))
 
 
 def is_alone(step: Step) -> bool:
@@ -93,32 +120,11 @@ def process_line(context: Context, step: Step) -> int | None:
     return context.option_line(*TASK_OPTIONS) or context.option_line(*GPU_OPTIONS) or launch.line
 
 
-def suggest_processes(context: Context, step: Step, gpus: int) -> Suggestion:
-    """Return the line or option that starts one process per GPU."""
-    launch = step.launch
-    if launch.program in (Program.TORCHRUN, Program.TORCH_LAUNCH):
-        correct = f"--nproc-per-node={gpus}"
-        return change_line(context, launch, r"--nproc[-_]per[-_]node[= ]\S+", correct) or correct
-    if launch.program is Program.ACCELERATE:
-        return f"--num_processes={gpus * (step.request.nodes or 1)}"
-    if launch.program is Program.DEEPSPEED:
-        return f"--num_gpus {gpus}"
-    if context.script.scheduler is Scheduler.PBS:
-        select = context.script.options.get("select", "")
-        if select and not is_counted(step):
-            return "#PBS -l select=" + ":".join(
-                [*(part for part in select.split(":") if not part.startswith("mpiprocs=")), f"mpiprocs={gpus}"])
-    if context.script.scheduler is Scheduler.SLURM and not is_counted(step):
-        return suggest_tasks(context, step, gpus)
-    if launch.launcher == "srun":
-        return f"srun --ntasks-per-node={gpus}"
-    nodes = step.request.nodes
-    return f"{launch.launcher} -n {gpus * nodes}" if is_mpirun(launch) and nodes else ""
-
-
-def is_counted(step: Step) -> bool:
-    """Return whether the launcher's own options set the number of processes."""
-    return not {"ntasks", "ntasks-per-node"}.isdisjoint(step.launch.launcher_options)
+def set_processes(context: Context, step: Step, gpus: int) -> Fix:
+    """Return the change that starts one process per GPU."""
+    if step.launch.program in STARTERS:
+        return set_starter_processes(context, step, gpus)
+    return set_tasks(context, step, gpus)
 
 
 @rule("uneven-tasks", "tasks that cannot be divided evenly among nodes, or whose nodes are left to Slurm")
@@ -133,13 +139,33 @@ def check_uneven_tasks(context: Context) -> Iterator[Problem]:
         if tasks and nodes and nodes > 1 and tasks % nodes and tasks > nodes:
             yield Problem(Severity.WARNING, line, f"{tasks} tasks on {nodes} nodes cannot be divided evenly",
                           "nodes get different numbers of ranks, and GPUs are idle",
-                          f"--ntasks={tasks // nodes * nodes}")
+                          set_total(context, step, (request.gpus_per_node or tasks // nodes) * nodes))
         elif (context.script.scheduler is Scheduler.SLURM and tasks and tasks > 1 and "nodes" not in options
               and "ntasks-per-node" not in options and request.gpus_per_node and request.gpus_per_task is None):
             gpus = request.gpus_per_node
             yield Problem(Severity.WARNING, line, f"{tasks} tasks without --nodes and --ntasks-per-node",
                           f"Slurm may put more tasks on a node than it has GPUs ({gpus}), or fewer",
-                          f"#SBATCH --nodes={max(1, tasks // gpus)} --ntasks-per-node={min(gpus, tasks)}")
+                          place_tasks(context, step, tasks, gpus))
+
+
+def set_total(context: Context, step: Step, tasks: int) -> Fix:
+    """Return the change of the number of all tasks, in the launch or in the directives."""
+    launch = step.launch
+    if is_mpirun(launch) and "ntasks" in launch.launcher_options:
+        return replace_option(context, launch, "ntasks", f"-n {tasks}")
+    if "ntasks" in launch.launcher_options:
+        return replace_option(context, launch, "ntasks", f"--ntasks={tasks}")
+    if "ntasks" in context.script.options:
+        return set_option(context, "ntasks", str(tasks))
+    return advise(f"start {tasks} tasks")
+
+
+def place_tasks(context: Context, step: Step, tasks: int, gpus: int) -> Fix:
+    """Return the change of a number of tasks to one of nodes and of tasks per node."""
+    nodes, per_node = max(1, tasks // gpus), min(gpus, tasks)
+    fix = replace_option(context, step.launch, "ntasks", f"--nodes={nodes} --ntasks-per-node={per_node}")
+    return fix if nodes * per_node == tasks else fix + advise(
+        f"{nodes * per_node} tasks are an example: {tasks} cannot be divided among nodes with {gpus} GPUs")
 
 
 @rule("gpus-per-task", "--gpus-per-task or --gpu-bind, by which a rank sees only its own GPU")
@@ -159,8 +185,17 @@ def check_gpus_per_task(context: Context) -> Iterator[Problem]:
                 Severity.NOTE, launch.line if name in launch.launcher_options else context.option_line(name),
                 f"--{name} shows each rank only its own GPU, as cuda:0",
                 "a script that uses cuda:LOCAL_RANK fails, and ranks may lose direct access to each other's GPU memory",
-                f"#SBATCH --gpus-per-node={gpus}" if gpus and name == "gpus-per-task" else
-                "python -m mpiddp --virtual-local-rank")
+                show_all_gpus(context, step, gpus) if gpus and name == "gpus-per-task" else
+                insert_words(context, launch, r"\bmpiddp\b(?=\s)", "--virtual-local-rank").otherwise(
+                    "write python -m mpiddp --virtual-local-rank"))
+
+
+def show_all_gpus(context: Context, step: Step, gpus: int) -> Fix:
+    """Return the change of --gpus-per-task to a number of GPUs per node, if that is not given."""
+    options = step.launch.launcher_options if "gpus-per-task" in step.launch.launcher_options else (
+        context.script.options)
+    is_given = not {"gpus-per-node", "gres", "gpus"}.isdisjoint(options)
+    return replace_option(context, step.launch, "gpus-per-task", "" if is_given else f"--gpus-per-node={gpus}")
 
 
 @rule("one-core", "no number of cores, so that each task gets one")
@@ -181,21 +216,23 @@ def check_one_core(context: Context) -> Iterator[Problem]:
                           "--cpus-per-task=1: one core for each task" if is_one else
                           "no --cpus-per-task: Slurm gives each task one core",
                           "the rank and its DataLoader workers share that core, and the GPU waits for data",
-                          suggest_cores(context, step))
+                          set_cores(context, step))
         elif launch.launcher == "jsrun" and "cpu_per_rs" not in launch.launcher_options:
             yield Problem(Severity.WARNING, launch.line, "no --cpu_per_rs: jsrun gives each resource set one core",
                           "the rank and its DataLoader workers share that core, and the GPU waits for data",
-                          insert_option(context, launch, "--cpu_per_rs 7"))
+                          insert_option(context, launch, "--cpu_per_rs 7") + advise(
+                              "7 is an example: the cores of a node divided by its resource sets"))
         elif launch.launcher == "flux" and not {"cores-per-task", "exclusive", "cores"} & set(launch.launcher_options):
             yield Problem(Severity.WARNING, launch.line, "no --cores-per-task: Flux gives each task one core",
                           "the rank and its DataLoader workers share that core, and the GPU waits for data",
-                          insert_option(context, launch, "--cores-per-task=8"))
+                          insert_option(context, launch, "--cores-per-task=8") + advise(
+                              "8 is an example: the cores of a node divided by its tasks"))
         elif script.scheduler is Scheduler.PBS and "select" in script.options and "+" not in script.options["select"]:
             chunk = dict(part.partition("=")[::2] for part in script.options["select"].split(":")[1:])
             if not {"ncpus", "host", "vnode", "system"} & set(chunk) and "ngpus" in chunk:
                 yield Problem(Severity.WARNING, context.option_line("select"), "no ncpus: PBS gives each node one core",
-                              "all ranks of a node share that core", "#PBS -l select="
-                              f"{script.options['select']}:ncpus=32")
+                              "all ranks of a node share that core", set_chunk(context, "ncpus", 32) + advise(
+                                  "32 is an example: the cores of a node (pbsnodes -av)"))
 
 
 def is_spread_over_cores(context: Context, step: Step) -> bool:
@@ -204,17 +241,20 @@ def is_spread_over_cores(context: Context, step: Step) -> bool:
     return job is not None and processes is not None and job > processes
 
 
-def suggest_cores(context: Context, step: Step) -> Suggestion:
-    """Return the directive that gives each task several cores, and the line in which srun gets their number."""
-    tasks = count(step.request.tasks_per_node or 1, "task")
-    directive = f'#SBATCH --cpus-per-task=8     # an example: cores of a node (sinfo -o "%n %c") / {tasks}'
-    change = suggest_srun_cores(context, step.launch) if lacks_cores(context, step.launch) else None
-    return change._replace(above=directive) if change else directive
+def set_cores(context: Context, step: Step) -> Fix:
+    """Return the change that gives each task several cores, and srun their number."""
+    fix = set_option(context, "cpus-per-task", "8") + advise(
+        "8 is an example: the cores of a node (sinfo -o '%n %c') divided by "
+        f"{count(step.request.tasks_per_node or 1, 'task')}")
+    if "cpus-per-task" in step.launch.launcher_options:
+        return fix + replace_option(context, step.launch, "cpus-per-task", "--cpus-per-task=$SLURM_CPUS_PER_TASK")
+    return fix + pass_cores(context, step.launch) if lacks_cores(context, step.launch) else fix
 
 
-def suggest_srun_cores(context: Context, launch: Launch) -> Change | None:
+def pass_cores(context: Context, launch: Launch) -> Fix:
     """Return the change that tells srun the number of cores."""
-    return insert_option(context, launch, "--cpus-per-task=$SLURM_CPUS_PER_TASK")
+    fix = insert_option(context, launch, "--cpus-per-task=$SLURM_CPUS_PER_TASK")
+    return fix.otherwise(insert_before(context, launch, "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"))
 
 
 def lacks_cores(context: Context, launch: Launch) -> bool:
@@ -236,7 +276,7 @@ def check_srun_cpus(context: Context) -> Iterator[Problem]:
             yield Problem(
                 Severity.WARNING, step.launch.line, f"srun does not inherit --cpus-per-task={cores} of #SBATCH",
                 "since Slurm 22.05 srun no longer takes the number from #SBATCH: each task gets one core",
-                suggest_srun_cores(context, step.launch) or "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK")
+                pass_cores(context, step.launch))
 
 
 @rule("hyper-threads", "two ranks, or two threads of a rank, on one core")
@@ -251,11 +291,14 @@ def check_hyper_threads(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.WARNING, context.option_line(name) or step.launch.line,
                           f"--{name} counts hardware threads as cores",
                           "two threads of a rank share a core, which slows training down",
-                          "#SBATCH --hint=nomultithread")
+                          change_line(context, step.launch, r"\s--?use-hwthread-cpus\b", "")
+                          if name == "use-hwthread-cpus" else
+                          replace_option(context, step.launch, name, "--hint=nomultithread"))
         elif (read_number(per_core) or 0) > 1:
             yield Problem(Severity.WARNING, context.option_line("ntasks-per-core") or step.launch.line,
                           f"--ntasks-per-core={per_core} puts {per_core} ranks on one core",
-                          "they slow each other down", "#SBATCH --hint=nomultithread")
+                          "they slow each other down",
+                          replace_option(context, step.launch, "ntasks-per-core", "--hint=nomultithread"))
         threads = read_number(context.script.variables.get("OMP_NUM_THREADS", "")) or 0
         cores = step.request.cpus_per_task
         ranks = step.processes_per_node if step.launch.program in STARTERS and step.request.tasks_per_node == 1 else 1
@@ -263,7 +306,8 @@ def check_hyper_threads(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.WARNING, context.script.variable_lines["OMP_NUM_THREADS"],
                           f"OMP_NUM_THREADS={threads} for {count(cores // ranks or 1, 'core')} per rank",
                           "more threads than cores slow a rank down",
-                          f"export OMP_NUM_THREADS={max(1, cores // ranks)}")
+                          set_variable(context, context.script.variable_lines["OMP_NUM_THREADS"], "OMP_NUM_THREADS",
+                                       str(max(1, cores // ranks))))
 
 
 @rule("memory", "memory per node: a size without a unit, too small, or given twice")
@@ -276,7 +320,8 @@ def check_memory(context: Context) -> Iterator[Problem]:
     if len(names) > 1:
         yield Problem(Severity.ERROR, context.option_line(names[1]),
                       f"--{names[0]} and --{names[1]} exclude each other",
-                      "sbatch refuses the job, or ignores one of them", f"#SBATCH --mem={options.get('mem', '0')}")
+                      "sbatch refuses the job, or ignores one of them",
+                      remove_options(context, *names[1:]) + advise("keep the one that you mean"))
         return
     for name in names:
         size, text = parse_memory_mb(options[name]), options[name]
@@ -284,7 +329,8 @@ def check_memory(context: Context) -> Iterator[Problem]:
             continue
         if name != "mem-per-cpu" and text.isdigit() and size < 1024:
             yield Problem(Severity.ERROR, context.option_line(name), f"--{name}={text} is {text} MB",
-                          "a size without a unit is in MB; torch alone needs more", f"#SBATCH --{name}={text}G")
+                          "a size without a unit is in MB; torch alone needs more",
+                          set_option(context, name, f"{text}G"))
             continue
         per_node = {"mem": 1, "mem-per-gpu": context.script.request.gpus_per_node,
                     "mem-per-cpu": (context.script.request.cpus_per_task or int("exclusive" not in options))
@@ -294,7 +340,9 @@ def check_memory(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.WARNING, context.option_line(name),
                           f"{size * per_node / ranks / 1024:.1f} GB of memory for each rank",
                           "--mem is the memory of a node, which its ranks share; torch with CUDA needs about 2 GB "
-                          "in each rank, without data", f"#SBATCH --mem={ranks * 16}G")
+                          "in each rank, without data",
+                          replace_option(context, None, name, f"--mem={ranks * 16}G")
+                          + advise("16 GB for each rank are an example"))
 
 
 @rule("exclusive", "all GPUs of a node, but not the node")
@@ -307,7 +355,7 @@ def check_exclusive(context: Context) -> Iterator[Problem]:
         yield Problem(Severity.WARNING, context.option_line(*GPU_OPTIONS),
                       f"{request.gpus_per_node} GPUs per node without --exclusive",
                       "other jobs may use the node's cores and memory beside a job that has all of its GPUs",
-                      "#SBATCH --exclusive")
+                      set_option(context, "exclusive"))
 
 
 @rule("mpirun-ranks", "mpirun -n against the tasks of the job")
@@ -323,9 +371,10 @@ def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
         if per_node is not None and job.nodes and per_node * job.nodes != ranks:
             yield Problem(Severity.ERROR, launch.line, f"{ranks} ranks, but {per_node} on each of "
                           f"{count(job.nodes, 'node')}", "nodes get different numbers of ranks, or the start fails",
-                          change_line(context, launch, rf"-np?[= ]{ranks}\b", f"-n {per_node * job.nodes}")
-                          or f"{launch.launcher} -n {per_node * job.nodes}")
+                          set_ranks(context, replace(step, request=job), 1 if launch.program in STARTERS else
+                                    job.gpus_per_node or per_node, is_counted=True))
         elif not options.get("ntasks-per-node") and job.tasks and ranks != job.tasks and not (
+                ranks < job.tasks and has_spare_slots(context)) and not (
                 context.script.scheduler is Scheduler.SLURM and "ntasks" not in context.script.options
                 and "ntasks-per-node" not in context.script.options and job.nodes == 1 and ranks == 1):
             is_more = ranks > job.tasks
@@ -334,7 +383,23 @@ def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
                 f"{launch.launcher} starts {count(ranks, 'rank')}, but the job has {count(job.tasks, 'task')}",
                 "the job has too few slots for the ranks, and the start fails" if is_more else
                 f"the other tasks' cores and GPUs are idle; without -n, {launch.launcher} starts one rank per task",
-                change_line(context, launch, rf"\s--?np?[= ]({ranks}\b|\"?\$\{{?\w+\}}?\"?)", ""))
+                match_ranks(context, step, ranks))
+
+
+def match_ranks(context: Context, step: Step, ranks: int) -> Fix:
+    """Return the change by which mpirun starts as many ranks as the job has tasks, one for each GPU."""
+    job, launch = context.script.request, step.launch
+    leave_out = replace_option(context, launch, "ntasks", "")
+    gpus = 1 if launch.program in STARTERS else job.gpus_per_node
+    if not gpus or not job.nodes or job.tasks_per_node == gpus:
+        return leave_out
+    if context.script.scheduler is Scheduler.SLURM:
+        fix = set_tasks(context, replace(step, launch=replace(launch, launcher_options={}), request=job), gpus)
+    elif "select" in context.script.options:
+        fix = set_chunk(context, "mpiprocs", gpus)
+    else:
+        return advise(f"ask for {count(gpus, 'slot')} per node, and start {gpus * job.nodes} ranks")
+    return fix if ranks == gpus * job.nodes else fix + leave_out
 
 
 @rule("container-gpus", "a container that does not see the GPUs")
@@ -352,17 +417,18 @@ def check_container_gpus(context: Context) -> Iterator[Problem]:
                     re.search(r"_(NV|ROCM|NVCCLI)$", name) for name in names) and not has_unknown_word(step):
                 yield Problem(Severity.ERROR, launch.line, f"{launch.container} without --nv or --rocm",
                               "torch sees no GPU in the container (--nv for NVIDIA, --rocm for AMD)",
-                              insert_word(context, launch, launch.container, "--nv"))
+                              insert_word(context, launch, launch.container, "--rocm" if context.has_text(
+                                  r"(?i)rocm|\bmi\d{3}|\bamd") else "--nv"))
         elif launch.container == "podman-hpc" and "--gpu" not in launch.wrapper_words and not has_unknown_word(step):
             yield Problem(Severity.ERROR, launch.line, "podman-hpc without --gpu", "torch sees no GPU in the container",
                           insert_word(context, launch, "podman-hpc", "--gpu"))
 
 
-def insert_word(context: Context, launch: Launch, program: str, option: str) -> Suggestion:
-    """Return the line that starts a container, with another option."""
+def insert_word(context: Context, launch: Launch, program: str, option: str) -> Fix:
+    """Return the change that gives a container another option."""
     verb = "run" if "run" in launch.wrapper_words else "exec"
-    return change_line(context, launch, rf"\b{program} {verb}\b", f"{program} {verb} {option}") or (
-        f"{program} {verb} {option}")
+    fix = insert_words(context, launch, rf"\b{program}\s+{verb}\b", option)
+    return fix.otherwise(f"write {program} {verb} {option}")
 
 
 def has_unknown_word(step: Step) -> bool:
@@ -385,7 +451,8 @@ def check_visible_devices(context: Context) -> Iterator[Problem]:
         if gpus and re.fullmatch(r"\d+(,\d+)*", devices) and len(devices.split(",")) < gpus and context.steps:
             yield Problem(Severity.ERROR, context.script.variable_lines[name],
                           f"{name}={devices} hides {gpus - len(devices.split(','))} of {count(gpus, 'GPU')}",
-                          "Slurm sets it, and mpiddp gives each rank a GPU of its own", f"# {name}: remove this line")
+                          "Slurm sets it, and mpiddp gives each rank a GPU of its own",
+                          remove_assignments(context, context.script.variable_lines[name], name))
 
 
 @rule("step-gpus", "flux run without the job's GPUs")
@@ -396,6 +463,7 @@ def check_step_gpus(context: Context) -> Iterator[Problem]:
         asked = parse_gpus(job.get("gpus-per-task")) or parse_gpus(job.get("gpus-per-node"))
         if step.launch.launcher == "flux" and asked and not (
                 {"gpus-per-task", "gpus-per-node", "exclusive"} & set(step.launch.launcher_options)):
+            gpus = step.processes_per_node if step.launch.program in STARTERS else 1
             yield Problem(Severity.ERROR, step.launch.line, "flux run asks for no GPUs",
                           "its tasks see none of the job's GPUs",
-                          insert_option(context, step.launch, "--gpus-per-task=1"))
+                          insert_option(context, step.launch, f"--gpus-per-task={gpus or 1}"))

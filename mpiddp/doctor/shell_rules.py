@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from .batch_script import SETUP_FILES, Program, Scheduler
-from .context import Context, Problem, Step, change_line, rule
+from .batch_script import SETUP_FILES, Command, Launch, Program, Scheduler
+from .context import Context, Problem, Step, rule
 from .directives import SENTINELS
+from .edits import change_line, insert_before, insert_line, insert_words, replace_text
 from .findings import Severity
+from .shell import Word
 
 # Variables that only programs read, so that setting one without export has no effect.
 PROGRAM_VARIABLES = re.compile(
@@ -31,7 +33,8 @@ def check_first_line(context: Context) -> Iterator[Problem]:
     script = context.script
     if script.scheduler is Scheduler.SLURM and not script.lines[0].startswith("#!"):
         yield Problem(Severity.ERROR, 1, "the first line does not begin with #!",
-                      "sbatch refuses a script whose first line does not name a shell", "#!/bin/bash")
+                      "sbatch refuses a script whose first line does not name a shell",
+                      insert_line(1, "#!/bin/bash"))
 
 
 @rule("other-scheduler", "directives or variables of another batch system")
@@ -75,7 +78,8 @@ def check_not_exported(context: Context) -> Iterator[Problem]:
                 or (script.scheduler is Scheduler.PBS and name == "OMP_NUM_THREADS")):
             continue  # PBS exports that one
         yield Problem(Severity.WARNING, line, f"{name} is set without export",
-                      "the training does not get it", f"export {text}")
+                      "the training does not get it",
+                      replace_text(context, line, rf"(?<!\S){name}=", f"export {name}="))
 
 
 @rule("pipe-status", "the status of tee instead of that of the training")
@@ -93,7 +97,7 @@ def check_pipe_status(context: Context) -> Iterator[Problem]:
         if match[1] or re.search(r"\$\?", (following or [""])[0]):
             yield Problem(Severity.WARNING, step.launch.line, "the status is that of tee, not that of the training",
                           "of a pipe the shell keeps the last command's status: a training that failed looks well",
-                          "set -o pipefail     # above this line")
+                          insert_before(context, step.launch, "set -o pipefail"))
 
 
 def read_rest(context: Context, step: Step) -> str:
@@ -113,7 +117,8 @@ def check_conda_run(context: Context) -> Iterator[Problem]:
                 getattr(word, "is_unknown", False) for word in words):
             yield Problem(Severity.WARNING, step.launch.line, "conda run without --no-capture-output",
                           "conda keeps the output back until the training ends, and a job that is killed leaves none",
-                          change_line(context, step.launch, r"\bconda run\b", "conda run --no-capture-output"))
+                          insert_words(context, step.launch, r"\bconda\s+run\b", "--no-capture-output").otherwise(
+                              "write conda run --no-capture-output"))
 
 
 @rule("output-pattern", "patterns of #SBATCH --output where the shell reads them")
@@ -121,14 +126,18 @@ def check_output_pattern(context: Context) -> Iterator[Problem]:
     """Look for %j and its like in files that the shell or tee writes."""
     if context.script.scheduler is not Scheduler.SLURM:
         return
-    files = [(step.launch.line, file) for step in context.steps for file in step.launch.outputs]
-    files += [(command.line, word) for command in context.script.commands if command.words[0] == "tee"
+    files: list[tuple[Launch | Command, Word]] = [
+        (step.launch, file) for step in context.steps for file in step.launch.outputs]
+    files += [(command, word) for command in context.script.commands if command.words[0] == "tee"
               for word in command.words[1:]]
-    for line, file in files:
+    for command, file in files:
         known = str(file)
         for part in file.unknown:
             known = known.replace(part, "")
         if PATTERN.search(known):
             correct = PATTERN.sub(lambda match: PATTERN_VARIABLES[match[0]], file)
-            yield Problem(Severity.WARNING, line, f"{file}: the shell does not replace {PATTERN.findall(known)[0]}",
-                          "only #SBATCH lines and options of srun do: all jobs write the same file", correct)
+            yield Problem(Severity.WARNING, command.line,
+                          f"{file}: the shell does not replace {PATTERN.findall(known)[0]}",
+                          "only #SBATCH lines and options of srun do: all jobs write the same file",
+                          change_line(context, command, rf"(?<!['\w]){re.escape(file)}(?![\w'])", correct).otherwise(
+                              f"write {correct}"))

@@ -5,8 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from .batch_script import Command, Program, Scheduler
-from .context import Context, Problem, Step, find_option, is_mpirun, rule
+from .batch_script import Command, Launch, Program, Scheduler
+from .context import Context, Fix, Problem, Step, find_option, is_mpirun, rule
+from .edits import (
+    advise,
+    append_line,
+    append_words,
+    change_line,
+    insert_before,
+    replace_option,
+    replace_text,
+    set_option,
+)
 from .files import list_places
 from .findings import Severity
 
@@ -42,28 +52,39 @@ def check_signal_batch(context: Context) -> Iterator[Problem]:
     to_shell, name, seconds = signal
     trap, launch = find_trap(context, name), context.steps[-1].launch
     line = context.option_line("signal")
-    with_batch, without = f"#SBATCH --signal=B:{name}@{seconds}", f"#SBATCH --signal={name}@{seconds}"
+    with_batch, without = (set_option(context, "signal", f"{prefix}{name}@{seconds}") for prefix in ("B:", ""))
+    add_trap = insert_before(context, launch, f"trap 'kill -{name} $job' {name}")
     is_exec = re.match(r"\s*(eval\s+[\"'])?exec\s", launch.text) is not None
     if not to_shell and trap is not None:
         yield Problem(Severity.ERROR, line, f"--signal without B:, but the script traps SIG{name}",
-                      "Slurm sends the signal to the tasks of srun, and the batch shell never gets it", with_batch)
+                      "Slurm sends the signal to the tasks of srun, and the batch shell never gets it",
+                      with_batch if launch.is_background else with_batch + wait_for_trap(context, launch))
     elif not to_shell and is_mpirun(launch):
         yield Problem(Severity.ERROR, line, f"--signal without B:, but {launch.launcher} starts the ranks",
                       "Slurm sends the signal only to tasks of srun: the ranks never get it",
-                      f"{with_batch}     # and a trap that sends it to {launch.launcher}")
+                      with_batch + add_trap + wait_for_trap(context, launch))
     elif to_shell and trap is None and not is_exec:
         yield Problem(Severity.ERROR, line, f"--signal=B:{name}, but the script has no trap for SIG{name}",
                       "the signal kills the batch shell, and the job ends without a checkpoint",
-                      without if launch.launcher == "srun" else f"trap 'kill -{name} $job' {name}")
+                      without if launch.launcher == "srun" else add_trap + wait_for_trap(context, launch))
     elif to_shell and trap is not None and not launch.is_background:
         yield Problem(Severity.ERROR, trap.line, f"the trap for SIG{name} waits for the end of the training",
                       "bash runs a trap only after the command in the foreground has ended",
-                      f"{launch.text.splitlines()[-1].strip()} & job=$!; wait $job; wait $job")
+                      wait_for_trap(context, launch))
     elif to_shell and trap is not None and is_one_wait(context, trap):
-        wait = next(command.line for command in context.script.commands if command.words[0] == "wait")
-        yield Problem(Severity.WARNING, wait, f"SIG{name} ends this wait",
+        wait = next(command for command in context.script.commands if command.words[0] == "wait")
+        yield Problem(Severity.WARNING, wait.line, f"SIG{name} ends this wait",
                       "the script goes on, and the job ends before the training has written its checkpoint",
-                      "wait $job; wait $job     # the first ends when the signal comes")
+                      replace_text(context, wait.line, rf"\b{re.escape(wait.text)}", f"{wait.text}; {wait.text}"))
+
+
+def wait_for_trap(context: Context, launch: Launch) -> Fix:
+    """Return the change by which a training runs in the background, and the shell waits until it has ended."""
+    if launch.is_background:
+        return advise("then wait twice: the first wait ends when the signal comes")
+    text = "& job=$!; wait $job; wait $job"
+    return append_words(context, launch, text).otherwise(
+        f"start the training in the background ({text}): the first wait ends when the signal comes")
 
 
 def is_one_wait(context: Context, trap: Command) -> bool:
@@ -80,18 +101,34 @@ def check_signal_time(context: Context) -> Iterator[Problem]:
     if signal is not None:
         seconds, name = signal[2], signal[1]
         line, prefix = context.option_line("signal"), "B:" * signal[0]
-        if walltime is not None and seconds >= walltime:
+        if walltime and seconds >= walltime:
             yield Problem(Severity.ERROR, line,
                           f"--signal comes {seconds} s before the end of a walltime of {walltime} s",
-                          "the job is stopped at once", f"#SBATCH --signal={prefix}{name}@{max(60, walltime // 10)}")
+                          "the job is stopped at once",
+                          set_option(context, "signal", f"{prefix}{name}@{choose_seconds(walltime)}"))
         elif seconds < MIN_SIGNAL_S and not any(stop_before(step) for step in context.steps):
             yield Problem(Severity.WARNING, line, f"--signal comes {seconds} s before the walltime",
-                          "that is too short for a step and a checkpoint", f"#SBATCH --signal={prefix}{name}@120")
+                          "that is too short for a step and a checkpoint",
+                          set_option(context, "signal", f"{prefix}{name}@{choose_seconds(walltime or 1200)}"))
     for step in context.steps:
         stop = stop_before(step)
-        if stop and walltime is not None and stop >= walltime:
+        if stop and walltime and stop >= walltime:
             yield Problem(Severity.ERROR, step.launch.line, f"--stop-before {stop:g} with a walltime of {walltime} s",
-                          "mpiddp refuses to start (stop-too-early)", f"--stop-before {max(60, walltime // 10)}")
+                          "mpiddp refuses to start (stop-too-early)",
+                          change_line(context, step.launch, r"(--stop[-_]before(=|\s+)|MPIDDP_STOP_BEFORE=)[\d.]+",
+                                      spell_stop(step, choose_seconds(walltime))).otherwise(
+                              f"write --stop-before {choose_seconds(walltime)}"))
+
+
+def spell_stop(step: Step, seconds: int) -> str:
+    """Return the time of --stop-before as the launch gives it."""
+    is_variable = "MPIDDP_STOP_BEFORE" in step.launch.assignments
+    return f"MPIDDP_STOP_BEFORE={seconds}" if is_variable else f"--stop-before={seconds}"
+
+
+def choose_seconds(walltime: int) -> int:
+    """Return how long before the end of a walltime a training should stop."""
+    return min(max(MIN_SIGNAL_S * 2, walltime // 10), max(1, walltime // 2), 600)
 
 
 def stop_before(step: Step) -> float:
@@ -115,7 +152,7 @@ def check_should_stop(context: Context) -> Iterator[Problem]:
         if any(text is not None and not re.search(words, text) for text in texts):
             yield Problem(Severity.WARNING, launch.line, f"{option}, but {launch.script} never calls should_stop()",
                           "unless a module that it imports does, the job ends without a checkpoint",
-                          f"if mpiddp.should_stop():     # in the loop of {launch.script}: save a checkpoint, and end")
+                          advise(f"in the loop of {launch.script}: if mpiddp.should_stop(), save a checkpoint and end"))
 
 
 @rule("requeue", "a job that is to be queued again, but is not")
@@ -130,10 +167,10 @@ def check_requeue(context: Context) -> Iterator[Problem]:
     if asks and "no-requeue" in script.options:
         yield Problem(Severity.ERROR, context.option_line("no-requeue"),
                       "--no-requeue, but the script asks for a requeue", "scontrol requeue is refused",
-                      "#SBATCH --requeue")
+                      replace_option(context, None, "no-requeue", "--requeue"))
     elif asks and "requeue" not in script.options:
         yield Problem(Severity.WARNING, line, "scontrol requeue without #SBATCH --requeue",
-                      "if the site does not requeue by default, scontrol refuses", "#SBATCH --requeue")
+                      "if the site does not requeue by default, scontrol refuses", set_option(context, "requeue"))
     elif "requeue" in script.options and not asks and not context.has_text(RESUBMIT):
         for step in context.steps[-1:]:
             stops = "signal" if "signal" in script.options else "stop-before" if stop_before(step) else ""
@@ -141,7 +178,16 @@ def check_requeue(context: Context) -> Iterator[Problem]:
                 yield Problem(Severity.WARNING, step.launch.line,
                               f"--requeue and --{stops}, but nothing requeues the job",
                               "--requeue only allows it; a job that has stopped before the walltime stays ended",
-                              "status=$?; [ $status = 75 ] && scontrol requeue $SLURM_JOB_ID; exit $status")
+                              requeue_at_end(context, step.launch))
+
+
+def requeue_at_end(context: Context, launch: Launch) -> Fix:
+    """Return the lines that queue a job again if mpiddp has stopped it, where nothing follows the launch."""
+    last = launch.line + launch.text.count("\n")
+    lines = ("status=$?", "if [ $status = 75 ]; then scontrol requeue $SLURM_JOB_ID; fi", "exit $status")
+    if any(map(str.strip, context.script.lines[last:])) or launch.is_background:
+        return advise(f"write behind the training: {'; '.join(lines)}")
+    return Fix(tuple(change for text in lines for change in append_line(context, text).changes))
 
 
 @rule("open-mode", "a requeued job that overwrites its output")
@@ -152,7 +198,8 @@ def check_open_mode(context: Context) -> Iterator[Problem]:
             "requeue" in options or context.has_text(REQUEUE)) and context.steps:
         yield Problem(Severity.WARNING, context.option_line("open-mode", "requeue", "output"),
                       "a requeued job without --open-mode=append",
-                      "each start overwrites the output of the one before", "#SBATCH --open-mode=append")
+                      "each start overwrites the output of the one before",
+                      set_option(context, "open-mode", "append"))
 
 
 @rule("errexit", "set -e, by which a line that looks at the status is not reached")
@@ -171,4 +218,17 @@ def check_errexit(context: Context) -> Iterator[Problem]:
         if has_errexit and not guarded and re.search(r"\$\?", following) and not context.has_text(r"set \+e"):
             yield Problem(Severity.WARNING, launch.line, "set -e ends the script if the training fails",
                           "the lines that look at its status, $?, are not reached",
-                          "status=0; … || status=$?")
+                          keep_status(context, launch))
+
+
+def keep_status(context: Context, launch: Launch) -> Fix:
+    """Return the change by which a script goes on with the status of a training that has failed."""
+    following = launch.line + launch.text.count("\n") + 1
+    text = context.script.lines[following - 1] if following <= len(context.script.lines) else ""
+    match, end = re.match(r"\s*((\w+)=\$\?)(;\s*|\s*$)", text), Fix()
+    if match is not None:
+        end = append_words(context, launch, f"|| {match[1]}")
+    if match is None or not end.changes:
+        return advise("write status=0; … || status=$?")
+    return insert_before(context, launch, f"{match[2]}=0") + end + replace_text(
+        context, following, rf"{re.escape(match[1])}{';' * (';' in match[3])}\s*", "")

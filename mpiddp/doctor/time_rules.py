@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from .batch_script import Scheduler
-from .context import Context, Problem, count, rule
+from .context import Context, Fix, Problem, count, rule
+from .edits import advise, set_option
 from .findings import Severity
 
 MIN_WALLTIME_S = 300  # mpiddp waits as long for the start: torch comes from a shared file system
@@ -17,25 +18,25 @@ LONG_TIME = re.compile(r"([0-9]{1,4})[ -]?(h|hrs?|hours?|d|days?)\b", re.IGNOREC
 
 
 class TimeFormat(NamedTuple):
-    """How a batch system reads a walltime: a pattern, its description, and the directive of N hours."""
+    """How a batch system reads a walltime: a pattern, its description, N hours, and ten minutes."""
 
     program: str
     pattern: str
     description: str
-    directive: str
+    hours: str
+    short: str
 
 
 FORMATS: Mapping[Scheduler, TimeFormat] = {
     Scheduler.SLURM: TimeFormat(
         "sbatch", r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE|-1",
-        "minutes, hours:minutes:seconds or days-hours", "#SBATCH --time={}:00:00"),
+        "minutes, hours:minutes:seconds or days-hours", "{}:00:00", "00:10:00"),
     Scheduler.PBS: TimeFormat(
-        "qsub", r"\d+(:\d+){0,3}(\.\d+)?", "hours:minutes:seconds", "#PBS -l walltime={}:00:00"),
+        "qsub", r"\d+(:\d+){0,3}(\.\d+)?", "hours:minutes:seconds", "{}:00:00", "00:10:00"),
     Scheduler.LSF: TimeFormat(
-        "bsub", r"\d+(:\d+)?(/\S+)?", "hours:minutes, or minutes", "#BSUB -W {}:00"),
+        "bsub", r"\d+(:\d+)?(/\S+)?", "hours:minutes, or minutes", "{}:00", "10"),
     Scheduler.FLUX: TimeFormat(
-        "Flux", r"\d+(\.\d+)?(ms|[smhd])?|inf(inity)?", "minutes, or a number with s, m, h or d",
-        "#flux: -t {}h"),
+        "Flux", r"\d+(\.\d+)?(ms|[smhd])?|inf(inity)?", "minutes, or a number with s, m, h or d", "{}h", "10m"),
 }
 # The times of a script that means hours, and gets minutes.
 READS_MINUTES = {Scheduler.SLURM: "Slurm reads a number alone as minutes, and two numbers as minutes and seconds",
@@ -57,16 +58,16 @@ def check_walltime(context: Context) -> Iterator[Problem]:
         hours = find_hours(text) or (text.partition(":")[0] if re.fullmatch(r"\d+:\d\d:\d\d", text) else "")
         yield Problem(Severity.ERROR, line, f"a walltime of {text}, which {form.program} refuses",
                       f"{form.program} reads {form.description}",
-                      form.directive.format(hours or "24") + "     # an example" * (not hours))
+                      set_option(context, name, form.hours.format(hours or "24"))
+                      + (Fix() if hours else advise("24 hours are an example")))
     elif hours := find_meant_hours(context, text, line):
         shown = f"--time={text}" if script.scheduler is Scheduler.SLURM else f"a walltime of {text}"
         yield Problem(Severity.WARNING, line, f"{shown} is {count((walltime or 0) // 60, 'minute')}",
-                      READS_MINUTES[script.scheduler], form.directive.format(hours))
+                      READS_MINUTES[script.scheduler], set_option(context, name, form.hours.format(hours)))
     elif walltime is not None and 0 < walltime < MIN_WALLTIME_S:
-        short = {Scheduler.SLURM: "#SBATCH --time=00:10:00", Scheduler.PBS: "#PBS -l walltime=00:10:00",
-                 Scheduler.LSF: "#BSUB -W 10", Scheduler.FLUX: "#flux: -t 10m"}
         yield Problem(Severity.WARNING, line, f"a walltime of {count(walltime, 'second')}",
-                      "importing torch from a shared file system alone can take minutes", short[script.scheduler])
+                      "importing torch from a shared file system alone can take minutes",
+                      set_option(context, name, form.short) + advise("10 minutes are an example"))
 
 
 def find_meant_hours(context: Context, text: str, line: int | None) -> str:
