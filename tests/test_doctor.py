@@ -357,6 +357,7 @@ RULES_BROKEN = {
         (message("doctor/uneven_tasks", tasks=7, nodes=2),
          ("#SBATCH -N2 -n7 -c8\n", START)),
         (message("doctor/scattered_tasks", tasks=8), ("#SBATCH -n8 -c8 --gres=gpu:4\n", START)),
+        (message("doctor/crowded_tasks", tasks=8, nodes=2), ("#SBATCH -N2 -n8 -c8 --gres=gpu:4\n", START)),
     ],
     "gpus-per-task": [
         (message("doctor/gpus_per_task", option="gpus-per-task"),
@@ -422,7 +423,7 @@ RULES_BROKEN = {
     ],
     "visible-devices": [
         (message("doctor/visible_devices", value="CUDA_VISIBLE_DEVICES=0", hidden=3, gpus="4 GPUs"),
-         (HEAD, "export CUDA_VISIBLE_DEVICES=0\n" + START)),
+         (HEAD, "export CUDA_VISIBLE_DEVICES=0\nmpirun python -m mpiddp train.py\n")),
     ],
     "step-gpus": [
         (message("doctor/step_gpus"),
@@ -702,7 +703,8 @@ RULES_KEPT = {
                        (ONE_TASK, "srun -c 8 python train.py --multiprocessing-distributed\n"),
                        (HEAD, f"for i in 1 2 3; do\n{ALONE} &\ndone\nwait\n"),
                        (HEAD.replace("=2", "=1"), f"{ALONE} &\n{ALONE} &\nwait\n")],
-    "uneven-tasks": [("#SBATCH -N2 -n8 -c8 --gres=gpu:4\n", START),
+    "uneven-tasks": [("#SBATCH -N2 -n8 -c8 --gres=gpu:4 --exclusive\n", START),
+                     ("#SBATCH -N2 -n2 -c8 --gres=gpu:1\n", START),
                      ("#SBATCH -n8 -c8 --gpus-per-task=1\n",
                       START.replace("train.py", "--virtual-local-rank train.py"))],
     "gpus-per-task": [(head("--gpus-per-task=1", without="gpus"),
@@ -733,7 +735,8 @@ RULES_KEPT = {
                         + START.replace("python", 'apptainer exec "$NV" image.sif python')),
                        (HEAD, "module load site-singularity\n" + START.replace("python", "singularity run $I python")),
                        (HEAD, "export APPTAINER_NV=1\n" + START.replace("python", "apptainer exec image.sif python"))],
-    "visible-devices": [(HEAD, "export CUDA_VISIBLE_DEVICES=3,2,1,0\n" + START)],
+    "visible-devices": [(HEAD, "export CUDA_VISIBLE_DEVICES=0\n" + START),
+                        (HEAD, "export CUDA_VISIBLE_DEVICES=3,2,1,0\nmpirun python -m mpiddp train.py\n")],
     "step-gpus": [("#flux: -N2 -n8 -g1\n", "flux run -N2 -n8 -c8 -g1 python -m mpiddp train.py\n")],
     "mpi-interface": [(HEAD, MODULE.format("openmpi/5") + START), (HEAD, MODULE.format("cray-mpich") + START.replace(
         " --mpi=pmix", "")), (HEAD, MODULE.format("mpich") + START.replace("pmix", "pmi2"))],

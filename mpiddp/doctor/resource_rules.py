@@ -146,6 +146,12 @@ def check_uneven_tasks(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.WARNING, line, f"{tasks} tasks without --nodes and --ntasks-per-node",
                           f"Slurm may put more tasks on a node than it has GPUs ({gpus}), or fewer",
                           place_tasks(context, step, tasks, gpus))
+        elif (context.script.scheduler is Scheduler.SLURM and tasks and nodes and 1 < nodes < tasks
+              and {"ntasks-per-node", "exclusive"}.isdisjoint(options) and request.gpus_per_node
+              and request.gpus_per_task is None):
+            yield Problem(Severity.WARNING, line, f"{tasks} tasks on {nodes} nodes without --ntasks-per-node",
+                          "on nodes that jobs share Slurm may put all tasks but one on the first of them",
+                          replace_option(context, step.launch, "ntasks", f"--ntasks-per-node={tasks // nodes}"))
 
 
 def set_total(context: Context, step: Step, tasks: int) -> Fix:
@@ -444,11 +450,13 @@ def has_unknown_word(step: Step) -> bool:
 
 @rule("visible-devices", "CUDA_VISIBLE_DEVICES with fewer GPUs than the job has")
 def check_visible_devices(context: Context) -> Iterator[Problem]:
-    """Compare CUDA_VISIBLE_DEVICES with the GPUs of a node."""
+    """Compare CUDA_VISIBLE_DEVICES with the GPUs of a node; srun sets it anew in each task."""
+    if all(step.launch.launcher == "srun" for step in context.steps):
+        return
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         devices = context.script.variables.get(name, "")
         gpus = context.script.request.gpus_per_node
-        if gpus and re.fullmatch(r"\d+(,\d+)*", devices) and len(devices.split(",")) < gpus and context.steps:
+        if gpus and re.fullmatch(r"\d+(,\d+)*", devices) and len(devices.split(",")) < gpus:
             yield Problem(Severity.ERROR, context.script.variable_lines[name],
                           f"{name}={devices} hides {gpus - len(devices.split(','))} of {count(gpus, 'GPU')}",
                           "Slurm sets it, and mpiddp gives each rank a GPU of its own",
