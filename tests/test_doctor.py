@@ -341,6 +341,12 @@ RULES_BROKEN = {
         (message("doctor/tasks_per_node", processes="8 processes", gpus="4 GPUs"),
          (head("--ntasks-per-node=8", without="ntasks"), START)),
         (message("doctor/tasks_per_node", processes="2 processes", gpus="4 GPUs"),
+         (ONE_TASK, "srun -c8 accelerate launch --config_file accelerate.yaml train.py\n")),
+        (message("doctor/tasks_per_node", processes="4 processes", gpus="1 GPU"),
+         (LSF.replace("num=4", "num=1/host:j_exclusive=yes"), MPIRUN.replace("run ", "run -n $LSB_DJOB_NUMPROC "))),
+        (message("doctor/gpus_multiplied", each=2, tasks="4 tasks", gpus="8 GPUs"),
+         (LSF.replace("num=4", "num=2/task"), MPIRUN)),
+        (message("doctor/tasks_per_node", processes="2 processes", gpus="4 GPUs"),
          (ONE_TASK, TORCHRUN.replace("node=4", "node=2"))),
         (message("doctor/tasks_per_node", processes="1 process", gpus="4 GPUs"),
          (head("--ntasks=1", "--nodes=1", without="nodes"), "srun -c 8 python train.py --devices 4\n")),
@@ -494,6 +500,14 @@ RULES_BROKEN = {
          (HEAD, "export RANK=$SLURM_PROCID\nsrun -c8 python train.py\n")),
         (message("doctor/early_export", variable="SLURM_LOCALID"),
          (HEAD, "export CUDA_VISIBLE_DEVICES=$SLURM_LOCALID\n" + START)),
+    ],
+    "lightning": [
+        (message("doctor/lightning_nodes", given=4, nodes="2 nodes"),
+         (HEAD, "srun -c8 python light.py --num_nodes 4\n")),
+        (message("doctor/lightning_nodes", given=2, nodes="1 node"),
+         (HEAD.replace("nodes=2", "nodes=1"), "srun -c8 python trainer.py\n")),
+        (message("doctor/lightning_tasks", tasks="8 tasks"),
+         (head("--ntasks=8", without="ntasks"), "srun -c8 python trainer.py\n")),
     ],
     "unset-variable": [
         (message("doctor/unset_variable", variable="SLURM_CPUS_PER_TASK", option="cpus-per-task"),
@@ -697,7 +711,8 @@ RULES_BROKEN = {
     ],
 }
 RULES_KEPT = {
-    "tasks-per-node": [(HEAD, START), (ONE_TASK, TORCHRUN),
+    "tasks-per-node": [(HEAD, START), (ONE_TASK, TORCHRUN), (LSF.replace("num=4", "num=1/task"), MPIRUN),
+                       (ONE_TASK, "srun -c8 accelerate launch --config_file accelerate.yaml --num_processes 8 a.py\n"),
                        (HEAD, "N=$(nproc)\n" + START.replace("srun", "srun -n $N")),
                        (ONE_TASK, START.replace("train.py", "--allow-idle-gpus train.py")),
                        (ONE_TASK, "srun -c 8 python train.py --multiprocessing-distributed\n"),
@@ -721,7 +736,9 @@ RULES_KEPT = {
     "memory": [(head("--mem=0"), START), (head("--mem=200G"), START), (head("--mem-per-cpu=4000"), START),
                (head("--mem-per-cpu=1000"), START),
                (head("--mem-per-cpu=1000", "--exclusive", without="cpus"), START)],
-    "exclusive": [(head("--ntasks-per-node=8", "--gpus-per-node=8", "--exclusive", without="ntasks|gpus"), START)],
+    "exclusive": [(head("--ntasks-per-node=8", "--gpus-per-node=8", "--exclusive", without="ntasks|gpus"), START),
+                  (head("--gpus-per-node=8", without="gpus"),
+                   f"for i in 1 2; do\n{START.replace('srun', 'srun --gpus-per-node=4').rstrip()} &\ndone\nwait\n")],
     "walltime": [(head("--time=24:00:00"), START), (head("--time=30"), START), (head("--time=1-0"), START),
                  (head("--time=UNLIMITED"), START), (head("--time=24   # minutes"), START),
                  (head("--time=120   # 2 minutes for each of 60 folds"), START),
@@ -753,6 +770,10 @@ RULES_KEPT = {
                        (ONE_TASK, "cat <<EOF > run.sh\n" + ON_NODE.replace("$SLURM", "\\$SLURM")
                         + "EOF\nsrun -c8 ./run.sh\n"),
                        (HEAD, "export RANK=$SLURM_PROCID\nsrun -c8 bash -c 'RANK=$SLURM_PROCID python a.py'\n")],
+    "lightning": [(HEAD, "srun -c8 python trainer.py\n"), (HEAD, "srun -c8 python light.py --num-nodes=2\n"),
+                  (HEAD, "srun -c8 python light.py --num-nodes=$N\n"), (HEAD, "srun -c8 python options.py\n"),
+                  (head("--ntasks=8", "--job-name=bash", without="ntasks"), "srun -c8 python trainer.py\n"),
+                  (HEAD.replace("=2", "=1"), "srun -c8 python plain.py\n")],
     "unset-variable": [(HEAD, START.replace("=8", "=$SLURM_CPUS_PER_TASK")),
                        (head("--exclusive", without="cpus"), START.replace("=8", "=${SLURM_CPUS_PER_TASK:-8}"))],
     "export-none": [(head("--export=NONE"), START.replace("srun", "srun --export=ALL")),
@@ -860,10 +881,14 @@ class Here(Host):
 
     def read(self, path: str) -> str | None:
         return {"plain.py": "import torch", "stops.py": "while not mpiddp.should_stop(): pass",
+                "light.py": "import lightning as L\nL.Trainer(devices=4, num_nodes=args.num_nodes)",
+                "trainer.py": "from lightning import Trainer\nTrainer(devices=4, num_nodes=2)",
+                "options.py": "from lightning import Trainer\nTrainer(**options)",
+                "accelerate.yaml": "num_machines: 2\nnum_processes: 4\n",
                 "parser.py": "parser = ArgumentParser()\nparser.add_argument('--lr')\nparser.add_argument('--device')",
                 "tasks.py": "os.environ['SLURM_ARRAY_TASK_ID']", "/modules/miniconda/plain": "prepend-path PATH /a",
                 "/modules/miniconda/hook.lua": "source_sh('bash', 'conda.sh')",
-                "handles.py": "signal.signal(signal.SIGUSR1, save)"}.get(path)
+                "handles.py": "signal.signal(signal.SIGUSR1, save)"}.get(path.removeprefix("data/"))
 
 
 def findings(parts: tuple[str, str]) -> list[Finding]:
@@ -1099,7 +1124,7 @@ SBATCH_OPTIONS = (
     ("--hint=multithread",), ("--ntasks-per-core={}",), ("--array=1-{}",), ("--output=out.txt",), ("--export=NONE",))
 SBATCH_STARTS = ("", "srun", "srun --mpi=none -n {}", "srun --ntasks-per-node={} -c {}", "mpirun", "mpirun -np {}",
                  "mpirun -n {} --map-by ppr:{}:node", "srun \\\n  -c 8", "srun --ntasks={} --gpus-per-task={}")
-MPI_STARTS = ("", "mpirun", "mpiexec -n {} -ppn {}")
+MPI_STARTS = ("", "mpirun", "mpiexec -n {} -ppn {}", "mpirun -n $LSB_DJOB_NUMPROC")
 FLUX_STARTS = ("", "flux run -N2 -n{} -g{}", "flux run -n{} -c{} -g1")
 OTHER_HEADS = {
     "#BSUB -n {0}\n#BSUB -R 'span[ptile={0}]'\n#BSUB -gpu num={1}\n#BSUB -W {2}": MPI_STARTS,
@@ -1109,13 +1134,15 @@ OTHER_HEADS = {
     "#flux: -N{0} -n8 -g{1} -c{2}": FLUX_STARTS}
 PROGRAMS = ("python -m mpiddp train.py", "python train.py", "torchrun --nproc_per_node={} train.py",
             "torchrun --standalone train.py", "accelerate launch --num_processes={} train.py",
+            "accelerate launch --config_file accelerate.yaml train.py", "python trainer.py",
+            "python light.py --num_nodes {}",
             "python -m mpiddp \\\n    --log-dri /tmp/x train.py",
-            "conda run -n a python parser.py --log-dir a | tee %j || exit",
+            "conda run -n a python parser.py --lr 1 | tee %j || exit",
             "python -m mpiddp parser.py --out a/b \\\n    --stall {}00 --config conf/missing_b.yaml > out-%x")
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 def test_edits_of_resources_come_to_an_end(data: st.DataObject) -> None:
     """Whatever resources are asked for, and however the training starts."""
     is_slurm = data.draw(st.booleans())

@@ -17,6 +17,7 @@ from .launches import MPI_LAUNCHERS
 STARTERS = (Program.TORCHRUN, Program.TORCH_LAUNCH, Program.ACCELERATE, Program.DEEPSPEED)  # of the ranks of a node
 GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "select", "gpu")
 STEP_GPU_OPTIONS = frozenset(("gpus-per-node", "gres", "gpus", "gpus-per-task"))  # srun's take the place of sbatch's
+ALL_TASKS = r"\$\{?(SLURM_NTASKS|LSB_DJOB_NUMPROC)\}?"  # the job's number, also where another system is meant
 TASK_OPTIONS = ("ntasks-per-node", "ntasks")
 # What a module's name begins with, if it is of an MPI that srun must be told of; or of a Cray, where it need not.
 MPI_MODULES = {"Open MPI": r"(openmpi|ompi|hpcx)\b", "Intel MPI": r"(impi|intel-?mpi|(intel-)?oneapi-mpi)\b",
@@ -133,9 +134,23 @@ class Context:
         has_launcher = any(launch.launcher or launch.program is not Program.PYTHON for launch in trainings)
         chosen = [launch for launch in trainings
                   if launch.launcher or launch.program is not Program.PYTHON or not has_launcher]
-        steps = [make_step(self.script, launch) for launch in chosen]
+        steps = [make_step(self.script, self._add_configured(launch)) for launch in chosen]
         main = [step for step in steps if step.launch.program is not Program.PYTHON or step.request.tasks != 1]
         return tuple(main or steps)
+
+    def _add_configured(self, launch: Launch) -> Launch:
+        """Return a launch of accelerate with the number of processes that its configuration file has for it."""
+        path = find_option(launch.options, "config-file")
+        if launch.program is not Program.ACCELERATE or not path or launch.container or (
+                find_option(launch.options, "num-processes") is not None):
+            return launch
+        place = os.path.join(self.script.options.get("chdir", ""), launch.folder or "", path)
+        numbers = dict(re.findall(r"^(num_\w+):\s*(\d+)\s*$", self.host.read(place) or "", re.MULTILINE))
+        machines = find_option(launch.options, "num-machines") or numbers.get("num_machines")
+        is_split = machines == "1" and self.script.request.nodes != 1
+        if is_split or "num_processes" not in numbers:
+            return launch
+        return replace(launch, options=(*launch.options, f"--num_processes={numbers['num_processes']}"))
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -211,7 +226,8 @@ def read_other_request(script: BatchScript, launch: Launch) -> Request:
                        sets * gpus if sets and gpus is not None else None)
     if not launch.launcher:
         return replace(job, tasks=1, tasks_per_node=1)
-    if "ntasks" not in options and "ntasks-per-node" not in options:
+    is_jobs = re.fullmatch(ALL_TASKS, options.get("ntasks", "")) is not None
+    if (is_jobs or "ntasks" not in options) and "ntasks-per-node" not in options:
         if script.scheduler is Scheduler.PBS and job.tasks_per_node is None and "hostfile" not in options:
             return complete(replace(job, tasks_per_node=1))
         return job

@@ -191,10 +191,13 @@ def read_request(scheduler: Scheduler, options: Mapping[str, str]) -> Request:
     if scheduler is Scheduler.PBS:
         return read_pbs_request(options)
     if scheduler is Scheduler.LSF:
-        gpus = re.search(r"num=([0-9]+)", options.get("gpu", ""))
+        gpus = re.search(r"\bnum=([0-9]+)(/task)?", options.get("gpu", ""))
+        number_of = read_number(gpus[1]) if gpus else None
+        is_of_task = gpus is not None and gpus[2] is not None
         return complete(Request(
             nodes=number(options, "nodes"), tasks=number(options, "ntasks"),
-            tasks_per_node=number(options, "ntasks-per-node"), gpus_per_node=read_number(gpus[1]) if gpus else None,
+            tasks_per_node=number(options, "ntasks-per-node"), gpus_per_node=None if is_of_task else number_of,
+            gpus_per_task=number_of if is_of_task else None,
             walltime_s=parse_lsf_time(options.get("walltime", ""))))
     if scheduler is Scheduler.FLUX:
         return complete(Request(

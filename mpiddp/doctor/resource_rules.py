@@ -92,11 +92,12 @@ def judge_gpus_of_tasks(context: Context, step: Step, tasks: int, each: int) -> 
     name = "gpus-per-node"
     is_given = name in context.script.options or name in launch.launcher_options
     text = "--gpus-per-task=1" if launch.launcher == "flux" else "" if is_given else f"--{name}={tasks}"
-    fix = replace_option(context, launch, "gpus-per-task", text)
+    fix = advise('write -gpu "num=1/task"') if context.script.scheduler is Scheduler.LSF else (
+        replace_option(context, launch, "gpus-per-task", text))
     is_too_many = gpus > WHOLE_NODE_GPUS
     return Problem(
         Severity.ERROR if is_too_many else Severity.WARNING,
-        launch.line if "gpus-per-task" in launch.launcher_options else context.option_line("gpus-per-task"),
+        launch.line if "gpus-per-task" in launch.launcher_options else context.option_line("gpus-per-task", "gpu"),
         f"{tasks} tasks with {each} GPUs each: {gpus} GPUs per node",
         "one process uses one GPU" + "; hardly any node has that many GPUs, and the job will not start" * is_too_many,
         fix if is_too_many else fix + advise(f"if you want {gpus} GPUs of each node, write --ntasks-per-node="
@@ -342,12 +343,13 @@ def check_memory(context: Context) -> Iterator[Problem]:
                     "mem-per-cpu": (context.script.request.cpus_per_task or int("exclusive" not in options))
                     * (context.script.request.tasks_per_node or 0)}[name]
         ranks = max([step.processes_per_node or 0 for step in context.steps if step.launch.launcher], default=0)
-        if per_node and ranks and size * per_node / ranks < MIN_MB_PER_RANK and context.script.request.gpus_per_node:
+        gpus = context.script.request.gpus_per_node
+        if per_node and ranks and size * per_node / ranks < MIN_MB_PER_RANK and gpus:
             yield Problem(Severity.WARNING, context.option_line(name),
                           f"{size * per_node / ranks / 1024:.1f} GB of memory for each rank",
                           "--mem is the memory of a node, which its ranks share; torch with CUDA needs about 2 GB "
                           "in each rank, without data",
-                          replace_option(context, None, name, f"--mem={ranks * 16}G")
+                          replace_option(context, None, name, f"--mem={max(ranks, gpus) * 16}G")
                           + advise("16 GB for each rank are an example"))
 
 
@@ -356,12 +358,19 @@ def check_exclusive(context: Context) -> Iterator[Problem]:
     """Look for a job that uses all GPUs of nodes that other jobs may share."""
     options, request = context.script.options, context.script.request
     if (context.script.scheduler is Scheduler.SLURM and (request.gpus_per_node or 0) >= WHOLE_NODE_GPUS
-            and (request.gpus_per_task or 1) == 1
+            and (request.gpus_per_task or 1) == 1 and not shares_node(context)
             and "exclusive" not in options and parse_memory_mb(options.get("mem", "")) != 0 and context.steps):
         yield Problem(Severity.WARNING, context.option_line(*GPU_OPTIONS),
                       f"{request.gpus_per_node} GPUs per node without --exclusive",
                       "other jobs may use the node's cores and memory beside a job that has all of its GPUs",
                       set_option(context, "exclusive"))
+
+
+def shares_node(context: Context) -> bool:
+    """Return whether trainings divide a node's GPUs among themselves."""
+    all_gpus = context.script.request.gpus_per_node
+    return sum(step.launch.is_background for step in context.steps) > 1 or any(
+        step.launch.is_background and step.request.gpus_per_node not in (None, all_gpus) for step in context.steps)
 
 
 @rule("mpirun-ranks", "mpirun -n against the tasks of the job")

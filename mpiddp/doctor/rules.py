@@ -9,6 +9,7 @@ from . import (
     argument_rules,
     file_rules,
     launch_rules,
+    lightning_rules,
     resource_rules,
     shell_rules,
     signal_rules,
@@ -22,7 +23,8 @@ from .edits import Draft, apply_edits
 from .findings import Finding
 
 RULES = {value.name: value for module in (
-    launch_rules, variable_rules, argument_rules, file_rules, resource_rules, time_rules, signal_rules, shell_rules)
+    launch_rules, lightning_rules, variable_rules, argument_rules, file_rules, resource_rules, time_rules,
+    signal_rules, shell_rules)
          for value in vars(module).values() if isinstance(value, Rule)}
 MAX_ROUNDS = 3  # of fixes: one may uncover another problem
 EXCLUDED = "other edits exclude the one for this: make them, and check again"

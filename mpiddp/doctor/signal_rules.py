@@ -57,7 +57,9 @@ def check_signal_batch(context: Context) -> Iterator[Problem]:
     is_exec = re.match(r"\s*(eval\s+[\"'])?exec\s", launch.text) is not None
     if not to_shell and trap is not None:
         yield Problem(Severity.ERROR, line, f"--signal without B:, but the script traps SIG{name}",
-                      "Slurm sends the signal to the tasks of srun, and the batch shell never gets it",
+                      "Slurm sends the signal to the tasks of srun, and the batch shell never gets it"
+                      + ("" if launch.is_background else
+                         "; bash runs a trap only after the command in the foreground has ended"),
                       with_batch if launch.is_background else with_batch + wait_for_trap(context, launch))
     elif not to_shell and is_mpirun(launch):
         yield Problem(Severity.ERROR, line, f"--signal without B:, but {launch.launcher} starts the ranks",
