@@ -507,7 +507,7 @@ RULES_BROKEN = {
         (message("doctor/lightning_nodes", given=2, nodes="1 node"),
          (HEAD.replace("nodes=2", "nodes=1"), "srun -c8 python trainer.py\n")),
         (message("doctor/lightning_tasks", tasks="8 tasks"),
-         (head("--ntasks=8", without="ntasks"), "srun -c8 python trainer.py\n")),
+         (head("--ntasks=8", "--exclusive", without="ntasks"), "srun -c8 python trainer.py\n")),
     ],
     "unset-variable": [
         (message("doctor/unset_variable", variable="SLURM_CPUS_PER_TASK", option="cpus-per-task"),
@@ -772,7 +772,7 @@ RULES_KEPT = {
                        (HEAD, "export RANK=$SLURM_PROCID\nsrun -c8 bash -c 'RANK=$SLURM_PROCID python a.py'\n")],
     "lightning": [(HEAD, "srun -c8 python trainer.py\n"), (HEAD, "srun -c8 python light.py --num-nodes=2\n"),
                   (HEAD, "srun -c8 python light.py --num-nodes=$N\n"), (HEAD, "srun -c8 python options.py\n"),
-                  (head("--ntasks=8", "--job-name=bash", without="ntasks"), "srun -c8 python trainer.py\n"),
+                  (head("--ntasks=8", "--exclusive", "--job-name=bash", without="ntasks"), "srun -c8 python trainer.py\n"),
                   (HEAD.replace("=2", "=1"), "srun -c8 python plain.py\n")],
     "unset-variable": [(HEAD, START.replace("=8", "=$SLURM_CPUS_PER_TASK")),
                        (head("--exclusive", without="cpus"), START.replace("=8", "=${SLURM_CPUS_PER_TASK:-8}"))],

@@ -297,7 +297,9 @@ def place_ranks(context: Context, per_node: int) -> str:
 
 
 def set_chunk(context: Context, name: str, value: int) -> Fix:
-    """Return the change of a resource in PBS's select=."""
+    """Return the change of a resource in PBS's select=; advice if the job has none, such as Torque's nodes=2:ppn=4."""
+    if "select" not in context.script.options:
+        return advise(f"ask for {name}={value} on each node")
     line, select = context.option_line("select"), f"select={context.script.options['select']}"
     if re.search(rf":{name}=", select):
         return replace_text(context, line, rf"(?<=:){name}=\w+", f"{name}={value}")
