@@ -416,6 +416,9 @@ RULES_BROKEN = {
     "mpirun-ranks": [
         (message("doctor/mpirun_ranks", launcher="mpirun", ranks="16 ranks", tasks="8 tasks"),
          (head("--gpus-per-node=8", "--mem=0", without="gpus"), "mpirun -n 16 python -m mpiddp train.py\n")),
+        (message("doctor/mpirun_ranks", launcher="mpirun", ranks="8 ranks", tasks="2 tasks"),
+         ("#PBS -l select=2:ncpus=64:ngpus=4\n",
+          "module load openmpi\ncd $PBS_O_WORKDIR\nmpirun -np 8 python -m mpiddp train.py\n")),
         (message("doctor/ranks_per_node", ranks=12, per_node=4, nodes="2 nodes"),
          ("#PBS -l select=2:ncpus=64:ngpus=4\n",
           "cd $PBS_O_WORKDIR\nmpiexec -n 12 --ppn 4 python -m mpiddp train.py\n")),
@@ -746,6 +749,8 @@ RULES_KEPT = {
                  (f"{PBS}#PBS -l walltime=2:00:00:00\n", f"cd $PBS_O_WORKDIR\n{MPIRUN}"),
                  ("#flux: -N2 -t 1.5h\n", FLUX)],
     "mpirun-ranks": [(HEAD, "mpirun -n 8 python -m mpiddp train.py\n"),
+                     ("#PBS -l select=2:ncpus=64:ngpus=4\n",
+                      "cd $PBS_O_WORKDIR\nmpirun -np 8 python -m mpiddp train.py\n"),
                      (HEAD, "mpirun -np $SLURM_NTASKS python -m mpiddp train.py\n")],
     "container-gpus": [(HEAD, START.replace("python", "apptainer exec --nv image.sif python")),
                        (HEAD, 'if test -e /dev/kfd; then NV="--rocm"; else NV="--nv"; fi\n'

@@ -16,6 +16,7 @@ from .context import (
     Problem,
     Step,
     count,
+    find_mpi,
     find_option,
     is_mpirun,
     parse_memory_mb,
@@ -376,7 +377,7 @@ def shares_node(context: Context) -> bool:
 @rule("mpirun-ranks", "mpirun -n against the tasks of the job")
 def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
     """Compare the ranks that mpirun starts with the tasks of the job."""
-    job = context.script.request
+    job, tasks = context.script.request, count_tasks(context)
     for step in context.steps:
         launch, options = step.launch, step.launch.launcher_options
         ranks = number(options, "ntasks")
@@ -388,17 +389,26 @@ def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
                           f"{count(job.nodes, 'node')}", "nodes get different numbers of ranks, or the start fails",
                           set_ranks(context, replace(step, request=job), 1 if launch.program in STARTERS else
                                     job.gpus_per_node or per_node, is_counted=True))
-        elif not options.get("ntasks-per-node") and job.tasks and ranks != job.tasks and not (
-                ranks < job.tasks and has_spare_slots(context)) and not (
+        elif not options.get("ntasks-per-node") and tasks and ranks != tasks and not (
+                ranks < tasks and has_spare_slots(context)) and not (
                 context.script.scheduler is Scheduler.SLURM and "ntasks" not in context.script.options
                 and "ntasks-per-node" not in context.script.options and job.nodes == 1 and ranks == 1):
-            is_more = ranks > job.tasks
+            is_more = ranks > tasks
             yield Problem(
                 Severity.ERROR if is_more else Severity.WARNING, launch.line,
-                f"{launch.launcher} starts {count(ranks, 'rank')}, but the job has {count(job.tasks, 'task')}",
+                f"{launch.launcher} starts {count(ranks, 'rank')}, but the job has {count(tasks, 'task')}",
                 "the job has too few slots for the ranks, and the start fails" if is_more else
                 f"the other tasks' cores and GPUs are idle; without -n, {launch.launcher} starts one rank per task",
                 match_ranks(context, step, ranks))
+
+
+def count_tasks(context: Context) -> int | None:
+    """Return the tasks of the job: for Open MPI a chunk of PBS without mpiprocs has one."""
+    script = context.script
+    if script.scheduler is Scheduler.PBS and "mpiprocs" not in script.options.get("select", "mpiprocs") and (
+            find_mpi(context)[0] == "Open MPI"):
+        return script.request.nodes
+    return script.request.tasks
 
 
 def match_ranks(context: Context, step: Step, ranks: int) -> Fix:
