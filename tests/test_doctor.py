@@ -1082,10 +1082,20 @@ def test_findings_as_text_and_as_json() -> None:
     assert answer["findings"][0]["edits"] == [{"action": "replace", "line": 7, "text": both}]
 
 
+@pytest.mark.parametrize(("directives", "start", "mended"), [
+    ("#BSUB -nnodes 4\n", "jsrun --nrs 4 -r 1 --tasks_per_rs 1 -c42 --gpu_per_rs=6 --bind none python -m mpiddp a.py",
+     "jsrun --nrs 24 --rs_per_host 6 --tasks_per_rs 1 --cpu_per_rs 7 --gpu_per_rs 1 --bind none python -m mpiddp a.py"),
+])
+def test_the_line_that_a_launch_becomes(directives: str, start: str, mended: str) -> None:
+    findings = check(script(f"{start}\n", f"#!/bin/bash\n{directives}"), Here())
+    assert [edit.text for finding in findings for edit in finding.edits] == [mended]
+
+
 def test_edits_of_adjacent_lines_have_one_title() -> None:
     read_script = script("cd a\n#SBATCH --qos=a\n#SBATCH -A b\n" + START)
     text = format_findings(read_script, check(read_script, Here()), 80, has_colours=False)
-    assert "  insert before line 6:\n    #SBATCH --qos=a\n    #SBATCH -A b\n  remove lines 7-8\n" in text
+    assert "  remove lines 7-8\n  insert before line 6:\n    #SBATCH --qos=a\n    #SBATCH -A b\n" in text
+    assert text.endswith("; " + message("doctor/edit_order"))
     read_script = script(f"{START.rstrip()} &\n")
     text = format_findings(read_script, check(read_script, Here()), 80, has_colours=False)
     assert "  insert at the end:\n    wait\n" in text

@@ -68,7 +68,7 @@ def check_late_option(context: Context) -> Iterator[Problem]:
             names = [words[0].partition("=")[0] for words in late]
             is_several = len(late) > 1
             yield Problem(
-                Severity.ERROR, launch.line, f"{', '.join(names)}: behind {launch.script}, which has no such "
+                Severity.ERROR, launch.line, f"{', '.join(names)}: after {launch.script}, which has no such "
                 f"option{'s' * is_several}",
                 "what stands behind the script goes to the script; options of mpiddp stand before it",
                 move_options(context, launch, [" ".join(words) for words in late]))

@@ -17,9 +17,10 @@ from .directives import (
     SLURM_ALIASES,
     SLURM_FLAGS,
     SLURM_NAMES,
+    number,
 )
 from .findings import Action, Edit
-from .launches import MPI_NAMES
+from .launches import JSRUN_NAMES, MPI_NAMES
 from .shell import QuoteError
 from .statements import remove_exports
 
@@ -192,7 +193,7 @@ def set_tasks(context: Context, step: Step, tasks: int) -> Fix:
     """Return the change of the number of tasks per node, which share the cores and GPUs of those before."""
     launch, own = step.launch, step.launch.launcher_options
     if launch.launcher == "jsrun":
-        return advise(f"write jsrun with --rs_per_host={tasks}, --tasks_per_rs=1 and --gpu_per_rs=1")
+        return set_resource_sets(context, step, tasks)
     is_counted = not {"ntasks", "ntasks-per-node"}.isdisjoint(own)
     if is_mpirun(launch) and (is_counted or context.script.scheduler is not Scheduler.SLURM):
         return set_ranks(context, step, tasks, is_counted)
@@ -203,6 +204,23 @@ def set_tasks(context: Context, step: Step, tasks: int) -> Fix:
     else:
         return advise(f"start {count(tasks, 'task')} per node")
     return fix + share_gpus(context, step, tasks) + share_cores(context, step, tasks)
+
+
+def set_resource_sets(context: Context, step: Step, tasks: int) -> Fix:
+    """Return the change of jsrun's resource sets to one for each task, with a GPU and its share of the cores."""
+    launch, own, nodes = step.launch, step.launch.launcher_options, step.request.nodes
+    cores, sets = step.request.cpus_per_task, number(own, "rs_per_host")
+    values = {"nrs": nodes and nodes * tasks, "rs_per_host": tasks, "tasks_per_rs": 1, "gpu_per_rs": 1,
+              "cpu_per_rs": cores and sets and max(1, cores * sets // tasks)}
+    fix = Fix()
+    for name, value in values.items():
+        if name in own:
+            short = next(letter for letter, long in JSRUN_NAMES.items() if long == name)
+            fix += change_line(context, launch, rf"(?<![\w-])(?:--{name}(?:=|\s+)|-{short}[\s=]*){VALUE}",
+                               f"--{name} {value}" if value else "").otherwise(f"write jsrun --{name} {value}")
+        elif value and name != "nrs":
+            fix += insert_option(context, launch, f"--{name} {value}").otherwise(f"write jsrun --{name} {value}")
+    return fix
 
 
 def set_starter_processes(context: Context, step: Step, gpus: int) -> Fix:
@@ -377,9 +395,9 @@ def apply_edits(lines: Sequence[str], edits: Iterable[Edit]) -> str:
     """Return the text of a script after edits, each of which may be there several times."""
     kept: list[str] = []
     rest = deque(sort_edits(edits))
-    for number, line in enumerate([*lines, None], 1):
+    for position, line in enumerate([*lines, None], 1):
         is_kept = line is not None
-        while rest and rest[0].line == number:
+        while rest and rest[0].line == position:
             edit = rest.popleft()
             kept += [edit.text] if edit.action is not Action.REMOVE else []
             is_kept = is_kept and edit.action is Action.INSERT

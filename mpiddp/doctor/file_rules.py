@@ -57,8 +57,8 @@ def check_late_directive(context: Context) -> Iterator[Problem]:
     late = [directive.line for directive in script.directives if directive.is_late]
     if late:
         first = find_first_command(script.lines)
-        are = "is not read: move it" if len(late) == 1 else "are not read: move them"
-        yield Problem(Severity.ERROR, late[0], f"{name_lines(late)} {are} above line {first}",
+        are = "is not read: it stands" if len(late) == 1 else "are not read: they stand"
+        yield Problem(Severity.ERROR, late[0], f"{name_lines(late)} {are} after the first command, line {first}",
                       "the batch system reads directives only before the first command",
                       sum((move_line(context, line, find_end(script.lines) + 1, script.lines[line - 1].strip())
                            for line in late), Fix()))
@@ -152,8 +152,10 @@ def check_missing_file(context: Context) -> Iterator[Problem]:
         path = find_activation(command)
         if path and not is_here(context, command.folder, path):
             is_environment = is_activation(command)
-            yield Problem(Severity.ERROR if is_environment else Severity.WARNING, command.line, f"no such file: {path}",
-                          f"it is not on this host; right if {ON_NODES}, but otherwise " + (
+            is_elsewhere = os.path.isabs(path) and not host.exists("/" + path.split("/")[1])  # this host lacks /project
+            yield Problem(Severity.ERROR if is_environment and not is_elsewhere else Severity.WARNING, command.line,
+                          f"no such file: {path}",
+                          f"it is not on this host: if {ON_NODES}, all is right; if not, " + (
                               "the environment is not activated" if is_environment else "what it sets up is missing"))
     for step in context.steps:
         launch = step.launch

@@ -67,7 +67,7 @@ def check_mpi_interface(context: Context) -> Iterator[Problem]:
             yield Problem(
                 Severity.WARNING, launch.line, "srun without --mpi",
                 f"{library or 'MPI'} then connects by the site's default, which is often none: each process trains "
-                "alone, or the start fails (Cray MPICH needs no --mpi)", correct)
+                "alone, or the start fails", correct if library else correct + advise("Cray MPICH needs no --mpi"))
         elif library == "Cray MPICH" and given != "cray_shasta" and not launch.container:
             is_possible = given == "pmi2"  # some Crays need it, such as Kestrel of NREL for cray-mpich-abi
             yield Problem(Severity.WARNING if is_possible else Severity.ERROR, launch.line,

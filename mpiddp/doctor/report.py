@@ -40,13 +40,13 @@ def format_findings(
 
 
 def format_edits(edits: Sequence[Edit], shown: Collection[Edit], end: int) -> list[str]:
-    """Return edits, those of adjacent lines under one title; without the text of those that are shown before.
+    """Return edits, the last lines first, so that the numbers of the others stay; adjacent lines have one title.
 
-    `end` is the number of the script's lines.
+    Edits that are shown before have no text. `end` is the number of the script's lines.
     """
     lines: list[str] = []
-    for key, group in groupby(enumerate(edits), lambda entry: place_edit(*entry)):
-        part = [edit for _, edit in group]
+    groups = groupby(enumerate(edits), lambda entry: place_edit(*entry))
+    for key, part in reversed([(key, [edit for _, edit in group]) for key, group in groups]):
         first, last = part[0].line, part[-1].line
         where = f"line {first}" if first == last else f"lines {first}-{last}"
         if key[0] is Action.INSERT:
@@ -70,7 +70,9 @@ def summarize(script: BatchScript, findings: Sequence[Finding]) -> str:
     """Return the last line: how many findings there are, and what was looked at."""
     starts = ", ".join(f"line {launch.line}" for launch in script.trainings)
     start = f"the training starts in {starts}" if starts else "no line that starts a training was found"
-    return f"{script.path}: {count_severities(findings) or NOTHING}; {start}"
+    is_long = len({edit.line for finding in findings for edit in finding.edits}) > 1
+    order = "; edit from the last line up, or apply the patch of --fix" if is_long else ""
+    return f"{script.path}: {count_severities(findings) or NOTHING}; {start}{order}"
 
 
 def as_json(script: BatchScript, findings: Sequence[Finding]) -> str:

@@ -69,7 +69,9 @@ def check_early_exports(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.ERROR, number, f"${match[2]} is expanded before the tasks start",
                           f"the batch script's own value, 0, goes to all tasks as {match[1]}",
                           remove_assignments(context, number, match[1]) if is_device else
-                          advise("write python -m mpiddp, which sets the ranks"))
+                          advise(f"remove this line and start python -m mpiddp, which sets the ranks, in line "
+                                 f"{steps[-1].launch.line}; or set {match[1]} in each task: "
+                                 f"srun bash -c '{match[1]}=${match[2]} exec python …'"))
 
 
 @rule("unset-variable", "a variable that Slurm sets only with an option that is not given")
