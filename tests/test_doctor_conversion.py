@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from mpiddp.doctor.shell import Word
 from mpiddp.doctor.statements import find_unneeded, read_statements, references, remove_exports
 from mpiddp.doctor.words import break_lines, format_word, format_words
 from tests import processes, support
-from tests.doctor.measure import FILES, SCRIPTS, read_script
+from tests.doctor.measure import FILES, SCRIPTS, find_folder, read_script
 from tests.messages import message
 from tests.support import ROOT, Mpi, alone
 
@@ -98,13 +99,14 @@ def test_a_converted_recipe_has_no_finding_and_is_not_converted_again(name: str)
 @pytest.mark.process
 def test_each_conversion_is_a_shell_script(tmp_path: Path) -> None:
     texts = [convert_recipe(name)[1] for name in CONVERTED]
-    texts += [convert(read_script(script.stem), lambda file: read_file(FILES, file)) for script in SCRIPTS.iterdir()]
+    texts += [convert(read_script(name), partial(read_file, find_folder(name)))
+              for name in (script.stem for script in SCRIPTS.iterdir())]
     for number, text in enumerate(texts):
         (path := tmp_path / f"{number}.sh").write_text(text)
     done = processes.run("bash", "-c", 'for file in "$@"; do bash -n "$file" || exit 1; done', "bash",
                          *map(str, tmp_path.iterdir()), timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
-    assert number == len(CONVERTED) + 49
+    assert number == len(CONVERTED) + 73
     assert path.exists()
 
 

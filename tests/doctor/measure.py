@@ -23,7 +23,7 @@ else:
     import tomli as tomllib
 
 FOLDER = Path(__file__).parent
-SCRIPTS, FILES = FOLDER / "scripts", FOLDER / "files"
+SCRIPTS, FILES, FOLDERS = FOLDER / "scripts", FOLDER / "files", FOLDER / "folders"
 
 
 @dataclass(frozen=True)
@@ -38,27 +38,32 @@ class Expected:
 
 
 class SubmissionHost(Host):
-    """A login node on which jobs are submitted from FILES; outside of it all paths exist except those `missing`."""
+    """A login node on which a script is submitted; outside of its folder all paths exist except those `missing`."""
 
-    def __init__(self, missing: Iterable[str]) -> None:
-        super().__init__(str(FILES))
+    def __init__(self, name: str, missing: Iterable[str]) -> None:
+        super().__init__(str(find_folder(name)))
         self.missing = frozenset(missing)
+
+    def is_elsewhere(self, path: str) -> bool:
+        """Return whether a path leads out of the folder."""
+        return path.startswith(("/", "~", "$")) and not path.startswith(self.folder)
 
     def exists(self, path: str) -> bool:
         """Return whether a file or folder exists."""
-        return path not in self.missing if is_elsewhere(path) else super().exists(path)
+        return path not in self.missing if self.is_elsewhere(path) else super().exists(path)
 
     def is_folder(self, path: str) -> bool:
         """Return whether a folder exists."""
-        return path not in self.missing if is_elsewhere(path) else super().is_folder(path)
+        return path not in self.missing if self.is_elsewhere(path) else super().is_folder(path)
 
-    def read(self, path: str) -> None:
-        """Return no text: the files only stand for training scripts."""
+    def read(self, path: str) -> str | None:
+        """Return a file's text, none in FILES: they only stand for training scripts."""
+        return None if self.folder == str(FILES) or self.is_elsewhere(path) else super().read(path)
 
 
-def is_elsewhere(path: str) -> bool:
-    """Return whether a path leads out of FILES."""
-    return path.startswith(("/", "~", "$")) and not path.startswith(str(FILES))
+def find_folder(name: str) -> Path:
+    """Return the folder from which a script is submitted: its own, or FILES if it has none."""
+    return own if (own := FOLDERS / name).is_dir() else FILES
 
 
 @dataclass
@@ -102,7 +107,7 @@ def read_expectations() -> tuple[dict[str, list[Expected]], list[str]]:
 
 def read_script(name: str) -> BatchScript:
     """Return a script as if it stood in the folder from which it is submitted."""
-    return read_from_text(str(FILES / f"{name}.sh"), (SCRIPTS / f"{name}.sh").read_text())
+    return read_from_text(str(find_folder(name) / f"{name}.sh"), (SCRIPTS / f"{name}.sh").read_text())
 
 
 def compare(name: str, expectations: Sequence[Expected], findings: Iterable[Finding]) -> Score:
@@ -124,9 +129,9 @@ def compare(name: str, expectations: Sequence[Expected], findings: Iterable[Find
 def measure() -> Score:
     """Return the findings of all scripts."""
     expectations, missing = read_expectations()
-    host, total = SubmissionHost(missing), Score()
+    total = Score()
     for name, expected in expectations.items():
-        total.add(compare(name, expected, check(read_script(name), host)))
+        total.add(compare(name, expected, check(read_script(name), SubmissionHost(name, missing))))
     return total
 
 
