@@ -149,11 +149,12 @@ def check_uneven_tasks(context: Context) -> Iterator[Problem]:
                           f"Slurm may put more tasks on a node than it has GPUs ({gpus}), or fewer",
                           place_tasks(context, step, tasks, gpus))
         elif (context.script.scheduler is Scheduler.SLURM and tasks and nodes and 1 < nodes < tasks
+              and "ntasks" in context.script.options and "ntasks" not in step.launch.launcher_options
               and {"ntasks-per-node", "exclusive"}.isdisjoint(options) and request.gpus_per_node
               and request.gpus_per_task is None):
             yield Problem(Severity.WARNING, line, f"{tasks} tasks on {nodes} nodes without --ntasks-per-node",
                           "on nodes that jobs share Slurm may put all tasks but one on the first of them",
-                          replace_option(context, step.launch, "ntasks", f"--ntasks-per-node={tasks // nodes}"))
+                          replace_option(context, None, "ntasks", f"--ntasks-per-node={tasks // nodes}"))
 
 
 def set_total(context: Context, step: Step, tasks: int) -> Fix:
