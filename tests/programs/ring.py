@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 
 import numpy
 from mpi4py import MPI
 
 WINDOW, SIZE, TIMES = 8, 2**22, 5  # messages under way, and bytes of each
-RING = 2**24  # bytes that are reduced
+RING = int(sys.argv[1])  # bytes that are reduced
 
 comm = MPI.COMM_WORLD
 buffers = [bytearray(SIZE) for _ in range(WINDOW)]
