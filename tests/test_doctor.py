@@ -932,6 +932,7 @@ def shown(finding: Finding) -> str:
     return "\n".join(filter(None, (*edits, finding.advice)))
 
 
+CORES_GUESS = "{0} cores for each of {1} are {2} for each of 4: keep {0} if that is the number for one GPU"
 CORES_EXAMPLE = "8 is an example: the cores of a node (sinfo -o '%n %c') divided by 4 tasks"
 
 
@@ -991,9 +992,10 @@ def test_the_line_to_write_instead(text: str, rule: str, todo: str) -> None:
 
 @pytest.mark.parametrize(("parts", "rule", "todo"), [
     ((head("--ntasks-per-node=1", "-c32", without="ntasks|cpus"), START.replace("=8", "=32")), "tasks-per-node",
-     f"5 #SBATCH --ntasks-per-node=4\n6 #SBATCH --cpus-per-task=8\n7 {START.strip()}"),
+     f"5 #SBATCH --ntasks-per-node=4\n6 #SBATCH --cpus-per-task=8\n7 {START.strip()}\n"
+     + CORES_GUESS.format(32, "1 task", 8)),
     ((head("--ntasks-per-node=1", without="ntasks"), START.replace("=8", "=$SLURM_CPUS_PER_TASK")), "tasks-per-node",
-     "5 #SBATCH --cpus-per-task=2\n6 #SBATCH --ntasks-per-node=4"),
+     "5 #SBATCH --cpus-per-task=2\n6 #SBATCH --ntasks-per-node=4\n" + CORES_GUESS.format(8, "1 task", 2)),
     ((HEAD, TORCHRUN), "nested-launcher",
      "4 #SBATCH --ntasks-per-node=1\n6 #SBATCH --cpus-per-task=32\n7 " + TORCHRUN.strip().replace("=8", "=32")),
     ((head(without="cpus"), START.replace(" --cpus-per-task=8", "")), "one-core",
@@ -1003,7 +1005,8 @@ def test_the_line_to_write_instead(text: str, rule: str, todo: str) -> None:
      "6 #SBATCH --gpus-per-node=4"),
     ((head("--gpus-per-task=4", "--ntasks=2 -J a  # tasks", without="ntasks|gpus"), START),
      "tasks-per-node", ("4 #SBATCH --cpus-per-task=2\n5 #SBATCH --gpus-per-node=4\n"
-                        f"6 #SBATCH --ntasks-per-node=4 -J a  # tasks\n7 {START.strip().replace('=8', '=2')}")),
+                        f"6 #SBATCH --ntasks-per-node=4 -J a  # tasks\n7 {START.strip().replace('=8', '=2')}\n"
+                        + CORES_GUESS.format(8, "1 task", 2))),
     (("#BSUB -n 64\n#BSUB -R 'span[ptile=32]'\n#BSUB -gpu num=4\n",
       "module load openmpi/5\nmpirun python -m mpiddp train.py\n"), "tasks-per-node",
      "6 mpirun -n 8 --map-by ppr:4:node python -m mpiddp train.py"),
@@ -1233,6 +1236,20 @@ def test_a_centres_launch_line_is_shown_with_findings(quick: Mpi, tmp_path: Path
         (tmp_path / "job.sh").write_text(HEAD + start)
         done = alone(quick, "-m", "mpiddp.doctor", "job.sh", cwd=tmp_path, env={"MPIDDP_SITE": str(profile)})
         assert [line for line in support.check(done, status).stdout.splitlines() if "Testbed" in line] == shown
+
+
+def test_a_recipe_with_findings_may_be_converted() -> None:
+    read_script = script(TORCHRUN)
+    lines = format_findings(read_script, check(read_script, Here()), 80, has_colours=False).splitlines()
+    assert lines[-2] == message("doctor/convert_hint", script="job.sh")
+
+
+def test_a_misspelt_directive_counts_as_it_is_meant() -> None:
+    """No other rule asks for what it lacks; options of plugins are left alone."""
+    for line in ("#SBATCH --ntask-per-node=4", "#SBATCh --ntasks-per-node=4", "#SBATCH \u2013ntasks-per-node=4"):
+        (finding,) = findings((head(line, without="ntasks"), START))
+        assert (finding.rule, shown(finding)) == ("directive-text", "6 #SBATCH --ntasks-per-node=4")
+    assert findings((head("--uenv=a", "--view=b", "--image=c", "--mem-per-gp=4G"), START)) == []
 
 
 @pytest.mark.process

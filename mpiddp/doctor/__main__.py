@@ -64,12 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     if options.convert:
         return print_conversion(script)
+    site = load_site(os.environ)
+    if site.problem:
+        write_line(f"mpiddp.doctor: {site.problem}")
     host = Host("", os.environ)
     fixed = fix(script, host, os.environ) if options.fix else script
     findings = check(fixed, host)
     has_colours = (sys.stderr if options.fix else sys.stdout).isatty() and "NO_COLOR" not in os.environ
     text = as_json(fixed, findings) if options.json else format_findings(
-        fixed, findings, terminal_width(), has_colours, profile=load_site(os.environ).profile)
+        fixed, findings, terminal_width(), has_colours, profile=site.profile)
     if options.fix:
         return print_fixes(script, fixed, text if findings else "")
     return print_answer(text) or int(bool(findings))
@@ -122,6 +125,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--{name} needs a job script")
     if options.convert and options.fix:
         parser.error("--convert and --fix exclude each other: fix the converted script")
+    if options.json and (options.site is not None or options.convert or options.fix):
+        parser.error("--json is for findings: --site, --convert and --fix print text")
     return options
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import re
 import shlex
@@ -21,6 +22,11 @@ class Scheduler(enum.Enum):
 
 SENTINELS = {"#SBATCH": Scheduler.SLURM, "#PBS": Scheduler.PBS, "#BSUB": Scheduler.LSF, "#flux:": Scheduler.FLUX,
              "#FLUX:": Scheduler.FLUX}
+# Beginnings that are meant to be #SBATCH.
+WRONG_BEGINNING = re.compile(r"^(?:#(?:sbatch|SBTACH|SBACTH|SBATHC|SABTCH|SBATCh|Sbatch)\b|#SBATCH(?=-)|"
+                             r"[ \t]+#SBATCH(?=\s+-))\s*")
+PLAIN_CHARACTERS = str.maketrans("\u201c\u201d\u2018\u2019\u00a0", "\"\"'' ")  # for those of text processors
+MISSPELLING_RATIO = 0.85  # of difflib, from which on a name is taken for a misspelling
 # Long names of short options. srun has those of sbatch, and more.
 SLURM_NAMES = {
     "A": "account", "B": "extra-node-info", "C": "constraint", "D": "chdir", "E": "preserve-env", "F": "nodefile",
@@ -38,6 +44,18 @@ SLURM_FLAGS = frozenset((
     "unbuffered", "use-min-nodes", "verbose", "container-mount-home", "no-container-mount-home",
     "no-container-entrypoint", "container-entrypoint", "container-writable", "container-remap-root", "exact", "whole",
 ))
+# Options of sbatch that have no short name, by its manual; those of a site's plugins are not among them, but for pyxis.
+OTHER_SLURM_OPTIONS = """\
+acctg-freq bb bbf cluster-constraint comment consolidate-segments container container-id cores-per-socket
+cpu-bind cpu-freq cpus-per-gpu deadline delay-boot export export-file extra gid gpu-bind gpu-freq gpus-per-node
+gpus-per-socket gpus-per-task gres gres-flags hint kill-on-invalid-dep mail-type mail-user mcs-label mem
+mem-bind mem-per-cpu mem-per-gpu mincpus mpi network nice ntasks-per-core ntasks-per-gpu ntasks-per-node
+ntasks-per-socket open-mode power prefer priority profile reservation resv-ports segment share signal
+sockets-per-node spread-segments stepmgr switches tasks-per-node thread-spec threads-per-core time-min tmp
+tres-bind tres-per-job tres-per-task uid usage wait-all-nodes wckey workdir wrap x11 container-image
+container-mounts container-workdir container-name container-env container-save
+"""
+SLURM_OPTIONS = frozenset((*SLURM_NAMES.values(), *SLURM_FLAGS, *OTHER_SLURM_OPTIONS.split()))
 SLURM_ALIASES = {"tasks-per-node": "ntasks-per-node", "workdir": "chdir", "share": "oversubscribe"}
 PBS_NAMES = {"N": "job-name", "A": "account", "q": "queue", "j": "join", "o": "output", "e": "error", "J": "array",
              "t": "array", "r": "rerunnable", "V": "export-all", "v": "export", "m": "mail", "M": "mail-user",
@@ -86,11 +104,12 @@ def read_directives(
     directives: list[tuple[Scheduler, Directive]] = []
     has_command = False
     for number, line in enumerate(lines, 1):
-        sentinel = next((sentinel for sentinel in SENTINELS if line.startswith(sentinel)), None)
+        meant = correct_directive(line)
+        sentinel = next((sentinel for sentinel in SENTINELS if meant.startswith(sentinel)), None)
         if sentinel is not None and number not in document_lines:
             scheduler = SENTINELS[sentinel]
             is_late = has_command and scheduler in (Scheduler.SLURM, Scheduler.PBS)
-            options = read_options(scheduler, line[len(sentinel):])
+            options = read_options(scheduler, meant[len(sentinel):])
             directives.append((scheduler, Directive(number, line.rstrip(), options, is_late)))
         elif line.strip() and not line.lstrip().startswith("#"):
             has_command = True
@@ -100,6 +119,14 @@ def read_directives(
     return first, tuple(directive for scheduler, directive in directives if scheduler is first)
 
 
+def correct_directive(line: str) -> str:
+    """Return a directive as it is meant: with its right beginning, and without typographic characters."""
+    line = WRONG_BEGINNING.sub("#SBATCH ", line)
+    if not line.startswith(tuple(SENTINELS)):
+        return line
+    return re.sub("-*[\u2013\u2014]+-*", "--", line.translate(PLAIN_CHARACTERS))
+
+
 def read_options(scheduler: Scheduler, text: str) -> dict[str, str]:
     """Return the options in a directive's text by their long names."""
     try:
@@ -107,11 +134,21 @@ def read_options(scheduler: Scheduler, text: str) -> dict[str, str]:
     except ValueError:
         words = text.split()
     if scheduler is Scheduler.SLURM:
-        return dict(slurm_options(words)[0])
+        return {find_meant_option(name) or name: value for name, value in slurm_options(words)[0]}
     if scheduler is Scheduler.FLUX:
         return dict(flux_options(words)[0])
     names, flags = (PBS_NAMES, frozenset("V")) if scheduler is Scheduler.PBS else (LSF_NAMES, LSF_FLAGS)
     return dict(single_dash_options(words, names, flags))
+
+
+def find_meant_option(name: str) -> str | None:
+    """Return the option of sbatch for which a name is a misspelling, None if it is one, or begins one, or is like none.
+
+    An option of a site's plugin is mostly like none.
+    """
+    if any(option.startswith(name) for option in SLURM_OPTIONS):
+        return None
+    return next(iter(difflib.get_close_matches(name, SLURM_OPTIONS, 1, MISSPELLING_RATIO)), None)
 
 
 def slurm_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], int]:

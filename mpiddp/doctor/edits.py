@@ -274,7 +274,7 @@ def share_gpus(context: Context, step: Step, tasks: int) -> Fix:
 
 
 def share_cores(context: Context, step: Step, tasks: int) -> Fix:
-    """Return the change of the number of cores by which another number of tasks has the same cores."""
+    """Return the change of the number of cores by which another number of tasks has the same cores: a guess."""
     name = "cores-per-task" if step.launch.launcher == "flux" else "cpus-per-task"
     share, before, fix = step.request.cpus_per_task, step.request.tasks_per_node, Fix()
     cores = share * before // tasks if share and before and before != tasks else 0
@@ -283,7 +283,9 @@ def share_cores(context: Context, step: Step, tasks: int) -> Fix:
     if cores > 1 and name in step.launch.launcher_options:
         own = replace_option(context, step.launch, name, f"--{name}={cores}")
         fix += Fix() if any("$" in read_match(context, change) for change in own.changes) else own
-    return fix
+    is_guess = fix.changes and before is not None and before < tasks
+    return fix + advise(f"{share} cores for each of {count(before or 1, 'task')} are {cores} for each of {tasks}: keep "
+                        f"{share} if that is the number for one GPU") if is_guess else fix
 
 
 def set_ranks(context: Context, step: Step, per_node: int, is_counted: bool) -> Fix:

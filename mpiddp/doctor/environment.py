@@ -212,7 +212,7 @@ def judge_launchers(
         except LaunchError as error:
             findings.append(Finding("launcher", Severity.WARNING, None,
                                     f"{mpiexec} is {kind.launcher.name}, but mpi4py loads {library.title}",
-                                    "each process would train alone", suggest_launcher(error)))
+                                    "mpiddp refuses to start with it", suggest_launcher(error)))
         else:
             findings.append(Finding("launcher", Severity.NOTE, None, f"{mpiexec} is in PATH"))
     if mpi_types:

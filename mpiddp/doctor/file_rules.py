@@ -11,6 +11,7 @@ from .arguments import check_missing_arguments, check_shared_outputs
 from .batch_script import Command, Program, Scheduler
 from .context import GPU_OPTIONS, Context, Fix, Problem, Step, find_option, rule
 from .conversion_directives import find_end
+from .directives import WRONG_BEGINNING, correct_directive, find_meant_option
 from .edits import (
     advise,
     change_line,
@@ -27,8 +28,6 @@ from .findings import Severity
 from .launch_rules import find_option_errors
 
 ON_NODES = "the compute nodes have it"
-WRONG_CHARACTERS = re.compile("[\u2013\u2014\u201c\u201d\u2018\u2019\u00a0]")
-PLAIN_CHARACTERS = str.maketrans("\u201c\u201d\u2018\u2019\u00a0", "\"\"'' ")
 MODULE_SETUP = re.compile(r"modules?\.sh|lmod|/init/\w+|StdEnv")
 # Modules of compilers, MPI and libraries, which define no function conda.
 PLAIN_MODULES = re.compile(
@@ -74,16 +73,16 @@ def name_lines(numbers: Sequence[int]) -> str:
     return f"line{'s' * (len(numbers) > 1)} {format_ranges(numbers).replace(',', ', ')}"
 
 
-@rule("directive-text", "directives with variables, typographic characters or a wrong beginning")
+@rule("directive-text", "directives with variables, typographic characters, a wrong beginning or a misspelt option")
 def check_directive_text(context: Context) -> Iterator[Problem]:
     """Look for what no batch system reads as it is meant."""
     for directive in context.script.directives:
         text = directive.text.split(" #")[0]
-        if WRONG_CHARACTERS.search(text):
+        meant = correct_directive(text)
+        if not WRONG_BEGINNING.match(text) and meant != text:
             yield Problem(Severity.ERROR, directive.line, "a typographic dash, quote or space in a directive",
                           "it is not read as an option; it was probably copied from a web page",
-                          replace_text(context, directive.line, re.escape(text), re.sub(
-                              "-*[\u2013\u2014]+-*", "--", text.translate(PLAIN_CHARACTERS))))
+                          replace_text(context, directive.line, re.escape(text), meant))
         elif context.script.scheduler is Scheduler.SLURM and (match := re.search(r"\$\{?\w+\}?|\$\(", text)):
             names = [name for name in ("output", "error") if "$" in directive.options.get(name, "")]
             yield Problem(Severity.ERROR, directive.line, f"{match[0]} in a directive",
@@ -100,11 +99,14 @@ def check_directive_text(context: Context) -> Iterator[Problem]:
                           "sbatch reads what follows the space as something else, and refuses the job",
                           replace_text(context, directive.line, re.escape(text),
                                        re.sub(r"(\s--[\w-]+)\s*=\s*", r"\1=", text)))
-    for number, line in enumerate(context.script.lines, 1):
-        if number not in context.script.document_lines and re.match(
-                r"#(sbatch|SBTACH|SBACTH|SBATHC|SABTCH|SBATCh|Sbatch)\b|#SBATCH-|[ \t]+#SBATCH\s+-", line):
-            yield Problem(Severity.ERROR, number, "not read as a directive", "it must begin with '#SBATCH '",
-                          replace_text(context, number, r"^\s*#\w+\s*", "#SBATCH "))
+        if WRONG_BEGINNING.match(text):
+            yield Problem(Severity.ERROR, directive.line, "not read as a directive", "it must begin with '#SBATCH '",
+                          replace_text(context, directive.line, WRONG_BEGINNING.pattern, "#SBATCH "))
+        for name in re.findall(r"\s--([\w-]+)", meant) if context.script.scheduler is Scheduler.SLURM else ():
+            if option := find_meant_option(name):
+                yield Problem(
+                    Severity.ERROR, directive.line, f"sbatch has no option --{name} (did you mean --{option}?)",
+                    "it refuses the job", replace_text(context, directive.line, rf"--{name}(?![\w-])", f"--{option}"))
 
 
 @rule("output-overwritten", "output files that overwrite each other")
@@ -151,19 +153,16 @@ def check_missing_file(context: Context) -> Iterator[Problem]:
     for command in script.commands:
         path = find_activation(command)
         if path and not is_here(context, command.folder, path):
-            is_environment = is_activation(command)
-            is_elsewhere = os.path.isabs(path) and not host.exists("/" + path.split("/")[1])  # this host lacks /project
-            yield Problem(Severity.ERROR if is_environment and not is_elsewhere else Severity.WARNING, command.line,
-                          f"no such file: {path}",
-                          f"it is not on this host: if {ON_NODES}, all is right; if not, " + (
-                              "the environment is not activated" if is_environment else "what it sets up is missing"))
+            lack = "the environment is not activated" if is_activation(command) else "what it sets up is missing"
+            yield Problem(Severity.WARNING, command.line, f"no such file: {path}",
+                          f"not found on this host; ignore this if {ON_NODES}, but otherwise {lack}")
     for step in context.steps:
         launch = step.launch
         yield from check_missing_arguments(context, step)
         image = find_image(step)
         if image and not is_here(context, launch.folder, image):
-            yield Problem(Severity.ERROR, launch.line, f"no such image: {image}",
-                          f"it is not on this host: the container can only be started if {ON_NODES}")
+            yield Problem(Severity.WARNING, launch.line, f"no such image: {image}",
+                          f"not found on this host; ignore this if {ON_NODES}, but otherwise the start fails")
         if launch.program is Program.MPIDDP and find_option_errors(launch):
             continue  # the script may be the value of that option
         if launch.script and not launch.container and not is_here(context, launch.folder, launch.script):

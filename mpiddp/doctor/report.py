@@ -7,9 +7,10 @@ from collections.abc import Collection, Sequence
 from itertools import groupby
 
 from ..discovery.site_schema import SiteProfile
-from .batch_script import BatchScript
+from .batch_script import BatchScript, Program
 from .findings import MIN_WIDTH, Action, Edit, Finding, count_severities, format_severity, wrap
 
+CONVERTIBLE = (Program.TORCHRUN, Program.TORCH_LAUNCH, Program.ACCELERATE)
 NOTHING = "nothing found by reading the script: whether the nodes have these cores and GPUs is not checked"
 
 
@@ -35,7 +36,10 @@ def format_findings(
     lines += [f"{script.path}:{note.line}: not followed: {note.text}" for note in script.not_followed]
     if findings and profile is not None:
         lines += [f"{profile.name}: {title} {text}" for title, text in (
-            ("start with", profile.launch_line), ("options of a job", " ".join(profile.launch_options))) if text]
+            ("prefer its own launch line:", profile.launch_line),
+            ("options of its jobs:", " ".join(profile.launch_options))) if text]
+    if findings and any(launch.program in CONVERTIBLE for launch in script.launches):
+        lines.append(f"to start it with mpiddp: python -m mpiddp.doctor --convert {script.path}")
     return "\n".join([*lines, summarize(script, findings)])
 
 
