@@ -1161,7 +1161,7 @@ PROGRAMS = ("python -m mpiddp train.py", "python train.py", "torchrun --nproc_pe
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 def test_edits_of_resources_come_to_an_end(data: st.DataObject) -> None:
     """Whatever resources are asked for, and however the training starts."""
     is_slurm = data.draw(st.booleans())
