@@ -27,10 +27,9 @@ def remove_leftovers(since_s: float, memory: Path = Path("/dev/shm")) -> None:
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino not in used:
                 path.unlink()
-    if any(process.info["name"] == "hydra_pmi_proxy" for process in psutil.process_iter(["name"])):
-        return
-    for path in Path("/tmp").glob(HWLOC):
-        if is_own(path, since_s):
+    topologies = [path for path in Path("/tmp").glob(HWLOC) if is_own(path, since_s)]
+    if not any(process.info["name"] == "hydra_pmi_proxy" for process in psutil.process_iter(["name"])):
+        for path in topologies:
             path.unlink(missing_ok=True)
 
 
