@@ -32,8 +32,9 @@ def set_writer(write: Callable[[int, bytes], None]) -> None:
 def print_answer(text: str, is_patch: bool = False) -> int:
     """Print a command's answer on stdout by one write; return 0, or EXIT_OUTPUT_LOST.
 
-    A character that stdout's encoding lacks becomes "?"; a patch is UTF-8 with the file's own bytes. If writing fails, the reason is printed, unless the pipe is
-    broken, and stdout is redirected to /dev/null, so that Python's flush at exit does not fail again.
+    A character that stdout's encoding lacks becomes "?"; a patch is UTF-8 with the file's own bytes. If writing fails,
+    the reason is printed, unless the pipe is broken, and stdout is redirected to /dev/null, so that Python's flush at
+    exit does not fail again.
     """
     out = sys.stdout
     try:

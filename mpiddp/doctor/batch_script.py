@@ -131,7 +131,8 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
     request = read_request(scheduler, options)
 
     def is_empty(name: str) -> bool:
-        return name not in environ and is_empty_if_unset(name) or (scheduler is Scheduler.SLURM and name in SLURM_VARIABLES)
+        is_unset = name not in environ and is_empty_if_unset(name)
+        return is_unset or (scheduler is Scheduler.SLURM and name in SLURM_VARIABLES)
 
     own = {name: value for name, value in environ.items() if is_empty_if_unset(name) and not SECRET.search(name)}
     shell = Shell({**own, **scheduler_variables(scheduler, options, request)}, is_empty)

@@ -125,7 +125,8 @@ def check_export_none(context: Context) -> Iterator[Problem]:
                           "the tasks get nothing of the environment that the script sets up",
                           insert_option(context, launch, "--export=ALL").otherwise(
                               insert_before(context, launch, "unset SLURM_EXPORT_ENV")))
-        elif own is not None and {"ALL", "NIL"}.isdisjoint(own.upper().split(",")) and "$" not in own:
+        elif own is not None and {"ALL", "NIL"}.isdisjoint(own.upper().split(",")) and (
+                "$" not in re.sub(r"=[^,]*", "", own)):
             yield Problem(Severity.ERROR if own.upper() == "NONE" else Severity.WARNING, launch.line,
                           f"srun --export={read_export(context, launch)}",
                           "the tasks get nothing else of the environment, such as the modules' PATH",
