@@ -1296,7 +1296,7 @@ def test_a_patch_has_the_bytes_of_the_script(quick: Mpi, tmp_path: Path) -> None
     patch = subprocess.run([quick.python, "-m", "mpiddp.doctor", "--fix", "job.sh"], cwd=tmp_path, check=True,
                            capture_output=True, timeout=support.DEADLINE_S).stdout
     subprocess.run(["patch", "job.sh"], input=patch, cwd=tmp_path, check=True, timeout=support.DEADLINE_S)
-    assert job.read_bytes() == old.replace(b"24:00", b"24:00:00") + b"wait"
+    assert job.read_bytes() == old.replace(b"24:00", b"24:00:00") + b"wait\n"
 
 
 @pytest.mark.process
