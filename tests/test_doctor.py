@@ -6,6 +6,8 @@ import json
 import os
 import re
 import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,13 +24,13 @@ from mpiddp.doctor.batch_script import (
     read,
     read_from_text,
 )
-from mpiddp.doctor.context import Host
+from mpiddp.doctor.context import Context, Host, Problem, Rule
 from mpiddp.doctor.conversion import convert
 from mpiddp.doctor.directives import parse_flux_time, parse_slurm_time
-from mpiddp.doctor.edits import apply_edits
+from mpiddp.doctor.edits import apply_edits, insert_line
 from mpiddp.doctor.findings import Action, Edit, Finding, Severity
 from mpiddp.doctor.report import as_json, format_findings
-from mpiddp.doctor.rules import RULES, check
+from mpiddp.doctor.rules import RULES, check, fix
 from tests import support
 from tests.messages import find, message
 from tests.support import ROOT, Mpi, alone
@@ -1222,6 +1224,79 @@ def test_the_certain_edits_are_a_patch(quick: Mpi, tmp_path: Path) -> None:
     job.write_text(HEAD + START)
     same = support.check(alone(quick, "-m", "mpiddp.doctor", "--fix", "job.sh", cwd=tmp_path), 1)
     assert (same.stdout, same.stderr) == ("", "mpiddp.doctor: job.sh " + message("doctor/nothing_to_fix") + "\n")
+
+
+EXPORTS = "if true; then\n  {}export MASTER_ADDR=$(hostname)\n  export MASTER_PORT=1\nfi\n"
+TEE = START.rstrip() + " | tee log\n"
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    (EXPORTS.format("") + START, f"if true; then\n  :\nfi\n{START}"),
+    (EXPORTS.format("# why\n  ") + START, f"if true; then\n  # why\n  :\nfi\n{START}"),
+    (f"{START.rstrip()} &\necho started\nexit 0\n", f"{START.rstrip()} &\necho started\nwait\nexit 0\n"),
+    (f"{START.rstrip()} &\nexit $?\n", f"{START.rstrip()} &\nwait\nexit $?\n"),
+    (START.replace("srun", "srun --export=A=\"$A\",B='1 2'"),
+     START.replace("srun", "srun --export=ALL,A=\"$A\",B='1 2'")),
+    (f"echo '\n#SBATCH --qos=a\n'\n{START}", ""),
+    (f"case $1 in\na) {TEE}exit $?\n;;\nesac\n", ""),
+    (f"if true\nthen {TEE}exit $?\nfi\n", ""),
+    (f"if ! {TEE.rstrip()}; then\nexit $?\nfi\n", f"set -o pipefail\nif ! {TEE.rstrip()}; then\nexit $?\nfi\n"),
+    (f"{START.rstrip()} &\necho done; exit 0\n", ""),
+])
+def test_a_script_with_all_certain_edits(before: str, after: str) -> None:
+    """The shell reads it; an edit that changes nothing of its finding is not made."""
+    host = Here("", {"HOME": "/home/me"})
+    fixed = fix(script(before), host, host.environ)
+    assert fixed.text == HEAD + (after or before)
+    assert fix(fixed, host, host.environ).text == fixed.text
+
+
+def test_edits_that_the_shell_cannot_read_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The edits of other findings are made."""
+    def find_broken(context: Context) -> Iterator[Problem]:
+        yield Problem(Severity.ERROR, 1, "broken", "", insert_line(len(HEAD.splitlines()) + 1, "if true; then"))
+
+    def find_useless(context: Context) -> Iterator[Problem]:
+        yield Problem(Severity.ERROR, 1, "useless", "", insert_line(len(HEAD.splitlines()) + 1, "date"))
+
+    for find_problem in (find_broken, find_useless):
+        monkeypatch.setitem(RULES, find_problem.__name__, Rule(find_problem.__name__, "", find_problem))
+    fixed = fix(script(f"{START.rstrip()} &\n"), Here(), {})
+    assert fixed.text == f"{HEAD}{START.rstrip()} &\nwait\n"
+    assert {"broken", "useless"} <= {finding.message for finding in check(fixed, Here())}
+
+
+def test_values_of_the_users_shell_are_not_shown() -> None:
+    """A key is the script's text in findings and edits, also where the shell would have its value."""
+    environ = {"WANDB_API_KEY": "s3cr3tkey", "PLACE": "s3cr3t/place"}
+    for words in ("--export=WANDB_API_KEY=$WANDB_API_KEY", '--export=A="$PLACE",B=1'):
+        read_script = read_from_text("job.sh", HEAD + START.replace("srun", f"srun {words}"), environ)
+        host = Here("", environ)
+        (finding,) = check(read_script, host)
+        assert finding.message == message("doctor/export_list", list=words.partition("=")[2])
+        assert shown(finding) == "6 " + START.replace("srun", f"srun {words.replace('=', '=ALL,', 1)}").strip()
+        assert "s3cr3t" not in as_json(read_script, [finding]) + fix(read_script, host, environ).text
+
+
+def test_many_variables_take_little_time() -> None:
+    text = "".join(f"VAR_{number}={number}\n" for number in range(3000)) + START
+    context = Context(script(text), Here())
+    begin = time.process_time()
+    assert list(RULES["not-exported"].find(context)) == []
+    assert time.process_time() - begin < 1
+
+
+@pytest.mark.process
+def test_a_patch_has_the_bytes_of_the_script(quick: Mpi, tmp_path: Path) -> None:
+    """Also those that are not UTF-8, in the lines around a change and in those that change."""
+    (tmp_path / "train.py").touch()
+    old = (head("--time=24:00") + "# caf\udce9 \u00e9\n" + START.rstrip() + " --name \udce9 &\n# \udcff\n").encode(
+        errors="surrogateescape")
+    (job := tmp_path / "job.sh").write_bytes(old)
+    patch = subprocess.run([quick.python, "-m", "mpiddp.doctor", "--fix", "job.sh"], cwd=tmp_path, check=True,
+                           capture_output=True, timeout=support.DEADLINE_S).stdout
+    subprocess.run(["patch", "job.sh"], input=patch, cwd=tmp_path, check=True, timeout=support.DEADLINE_S)
+    assert job.read_bytes() == old.replace(b"24:00", b"24:00:00") + b"wait\n"
 
 
 @pytest.mark.process

@@ -29,23 +29,24 @@ def set_writer(write: Callable[[int, bytes], None]) -> None:
     _write = write
 
 
-def print_answer(text: str) -> int:
+def print_answer(text: str, is_patch: bool = False) -> int:
     """Print a command's answer on stdout by one write; return 0, or EXIT_OUTPUT_LOST.
 
-    A character that stdout's encoding lacks becomes "?". If writing fails, the reason is printed, unless the pipe is
-    broken, and stdout is redirected to /dev/null, so that Python's flush at exit does not fail again.
+    A character that stdout's encoding lacks becomes "?"; a patch is UTF-8 with the file's own bytes. If writing fails,
+    the reason is printed, unless the pipe is broken, and stdout is redirected to /dev/null, so that Python's flush at
+    exit does not fail again.
     """
     out = sys.stdout
     try:
         if out is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        encoding = out.encoding or "utf-8"
-        data = (text if text.endswith("\n") else f"{text}\n").encode(encoding, errors="replace")
+        encoding, errors = ("utf-8", "surrogateescape") if is_patch else (out.encoding or "utf-8", "replace")
+        data = (text if text.endswith("\n") else f"{text}\n").encode(encoding, errors)
         out.flush()
         if (descriptor := descriptor_of(out)) >= 0:
             write_all(descriptor, data)  # waits for a non-blocking descriptor, where Python would drop data
         else:
-            out.write(data.decode(encoding))
+            out.write(data.decode(encoding, errors))
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
             write_line(f"mpiddp: cannot write stdout: {error.strerror}")

@@ -87,7 +87,7 @@ def print_fixes(script: BatchScript, fixed: BatchScript, left: str) -> int:
         write_line(f"{LEFT if changes else NOTHING_CERTAIN}\n{left}")
     elif not changes:
         write_line(f"mpiddp.doctor: {script.path} has nothing to fix")
-    return print_answer(changes.rstrip("\n")) if changes else 1
+    return print_answer(changes.rstrip("\n"), is_patch=True) if changes else 1
 
 
 def print_conversion(script: BatchScript) -> int:
@@ -100,7 +100,7 @@ def print_conversion(script: BatchScript) -> int:
         write_line(f"mpiddp.doctor: {script.path} has nothing to convert: it starts neither torchrun, nor accelerate "
                    "launch, nor Python by srun or mpirun")
         return 1
-    return print_answer(changes.rstrip("\n"))
+    return print_answer(changes.rstrip("\n"), is_patch=True)
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING
 from ..base.files import parse_stream_path
 from .directives import Directive, Request, Scheduler, read_directives, read_request
 from .launches import Launch, Program, Reader
-from .shell import SHELLS, Command, Note, QuoteError, Selection, Shell, find_document_lines, parse_statements
+from .shell import (
+    SHELLS,
+    Command,
+    Note,
+    QuoteError,
+    Selection,
+    Shell,
+    find_document_lines,
+    find_string_lines,
+    parse_statements,
+)
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -27,6 +37,8 @@ TOO_DEEP = "is nested too deeply to be read"
 SCHEDULER_VARIABLES = ("SLURM", "SBATCH_", "PBS_", "LSB_", "LS_", "FLUX_", "PMI", "OMPI_", "PALS_", "NCPUS")
 JOB_VARIABLES = ("HOSTNAME", "TMPDIR", "PWD", "OLDPWD", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "RANDOM",
                  "CONDA_PREFIX", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_SCRATCH", "JOB_TMPDIR")
+# Variables of the user's shell whose values no message and no change may show.
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS(WORD|WD|PHRASE)?(_|$)|CREDENTIAL", re.IGNORECASE)
 CONDA_MODULES = re.compile(r"(\w*/)?(ana|mini)?conda|mini(forge|mamba)|mambaforge", re.IGNORECASE)
 PYTHON_LINE = re.compile(r"(import [\w.]+( as \w+)?|from [\w.]+ import [\w.*, ]+|def \w+\(.*:)\s*$")
 # Files that set up a shell: environments of Python, conda, modules.
@@ -48,8 +60,8 @@ class NotABatchScript(ValueError):  # noqa: N818
 class BatchScript:
     """A job script; `variables` are the values at its end, `exported` the names that programs get.
 
-    `document_lines` are the lines of its here documents; `selections` are elements of arrays, one for each job of a job
-    array.
+    `document_lines` are the lines of its here documents, `string_lines` those that begin in quotes; `selections` are
+    elements of arrays, one for each job of a job array.
     """
 
     path: str
@@ -67,6 +79,7 @@ class BatchScript:
     exported: frozenset[str] = field(default_factory=frozenset)
     request: Request = field(default_factory=Request)
     document_lines: frozenset[int] = frozenset()
+    string_lines: frozenset[int] = frozenset()
     selections: tuple[Selection, ...] = ()
 
     @property
@@ -107,7 +120,8 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
     check_language(path, lines)
     root = parse_script(text)
     document_lines = frozenset(find_document_lines(root))
-    scheduler, directives = read_directives(lines, document_lines)
+    string_lines = frozenset(find_string_lines(root))
+    scheduler, directives = read_directives(lines, document_lines | string_lines)
     options: dict[str, str] = {}
     option_lines: dict[str, int] = {}
     for directive in directives:
@@ -117,9 +131,10 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
     request = read_request(scheduler, options)
 
     def is_empty(name: str) -> bool:
-        return is_empty_if_unset(name) or (scheduler is Scheduler.SLURM and name in SLURM_VARIABLES)
+        is_unset = name not in environ and is_empty_if_unset(name)
+        return is_unset or (scheduler is Scheduler.SLURM and name in SLURM_VARIABLES)
 
-    own = {name: value for name, value in environ.items() if is_empty_if_unset(name)}  # a job sets the others anew
+    own = {name: value for name, value in environ.items() if is_empty_if_unset(name) and not SECRET.search(name)}
     shell = Shell({**own, **scheduler_variables(scheduler, options, request)}, is_empty)
     try:
         shell.follow(root)
@@ -144,7 +159,8 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
         {name: text for name, value in shell.variables.items() if name in shell.lines
          and shell.show(text := value if isinstance(value, str) else " ".join(value)) == text},
         dict(shell.lines), tuple(shell.commands), tuple(sorted(set(notes), key=lambda note: note.line)),
-        frozenset(shell.exported), request, document_lines, tuple(dict.fromkeys(shell.selections)))
+        frozenset(shell.exported), request, document_lines, string_lines,
+        tuple(dict.fromkeys(shell.selections)))
 
 
 def parse_script(text: str) -> Node:

@@ -25,11 +25,14 @@ from .shell import QuoteError
 from .statements import remove_exports
 
 SENTINELS = {Scheduler.SLURM: "#SBATCH", Scheduler.PBS: "#PBS", Scheduler.LSF: "#BSUB", Scheduler.FLUX: "#flux:"}
-VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s\"']+)"
+VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s\"'])+"
 EMPTY_DIRECTIVE = re.compile(r"(#SBATCH|#PBS( -l)?|#BSUB|#flux:)\s*(#.*)?")
-OPENS_BODY, ENDS_BODY = re.compile(r"\b(then|do|else)$|\{$"), re.compile(r"(fi|done|else|elif|esac)\b|\}|;;")
+OPENS_BODY = re.compile(r"(\b(then|do|else)|\{|(?<!=)\()(\s+#.*)?$")
+ENDS_BODY = re.compile(r"(fi|done|else|elif|esac)\b|\}|\)|;;")
 TORCHRUN = r"\b(torchrun|torch\.distributed\.(run|launch))\b(?=\s)"
 CONTINUES = re.compile(r"(\\|&&|\|)$")
+BEGINS_STATEMENT = re.compile(r"((if|!|time|exec|eval|[A-Za-z_]\w*=\S*)\s+)*[\"']?")  # before a launch in its line
+LAST_EXIT = re.compile(r"exit(\s+\S+)?\s*;?\s*(#.*)?")
 
 
 def advise(text: str) -> Fix:
@@ -43,8 +46,11 @@ def insert_line(line: int, text: str) -> Fix:
 
 
 def insert_before(context: Context, launch: Launch, *texts: str) -> Fix:
-    """Return the insertion of statements before the one that a launch is in."""
+    """Return the insertion of statements before the one that a launch is in; advice if that begins in its line."""
     line = launch.line
+    before, is_there, _ = context.script.lines[line - 1].partition(launch.text.split("\n")[0])
+    if is_there and not BEGINS_STATEMENT.fullmatch(before.lstrip()):
+        return advise(f"write before this command: {'; '.join(texts)}")
     while line > 1 and CONTINUES.search(context.script.lines[line - 2].rstrip()):
         line -= 1
     indent = context.script.lines[line - 1][:-len(context.script.lines[line - 1].lstrip()) or None]
@@ -52,8 +58,11 @@ def insert_before(context: Context, launch: Launch, *texts: str) -> Fix:
 
 
 def append_line(context: Context, text: str) -> Fix:
-    """Return the insertion of a line at the end of the script."""
+    """Return the insertion of a line at the end of the script, or before an exit there."""
     lines = context.script.lines
+    last = max((number for number, line in enumerate(lines, 1) if is_content(line)), default=0)
+    if last > 1 and LAST_EXIT.fullmatch(lines[last - 1]) and not CONTINUES.search(lines[last - 2].rstrip()):
+        return insert_line(last, text)
     return insert_line(len(lines) + bool(lines[-1].strip()), text)
 
 
@@ -64,11 +73,8 @@ def replace_text(context: Context, line: int | None, pattern: str, text: str) ->
 
 
 def remove_line(context: Context, line: int) -> Fix:
-    """Return the removal of a line; a colon stays where it is alone in a body."""
-    lines = [text.strip() for text in context.script.lines]
-    before, after = (next(filter(None, part), "") for part in (reversed(lines[:line - 1]), lines[line:]))
-    is_alone = OPENS_BODY.search(before) and ENDS_BODY.match(after)
-    return replace_text(context, line, r"\S.*" if is_alone else ".*", ":" if is_alone else "")
+    """Return the removal of a line."""
+    return replace_text(context, line, ".*", "")
 
 
 def move_line(context: Context, line: int, before: int, text: str) -> Fix:
@@ -83,7 +89,7 @@ def remove_assignments(context: Context, line: int, *names: str) -> Fix:
     text = context.script.lines[line - 1].strip()
     try:
         rest = remove_exports(text, frozenset(names))
-    except QuoteError:
+    except (QuoteError, UnicodeEncodeError):
         rest = text
     if rest == text or text.endswith("\\"):
         return advise(f"remove {' and '.join(names)} from line {line}")
@@ -376,9 +382,32 @@ class Draft:
         if not change.pattern:
             return Edit(Action.INSERT, change.line, change.text)
         text = self._changed[change.line]
+        if text is None and self._empties_body(change.line):
+            indent = re.match(r"\s*", self._lines[change.line - 1])
+            return Edit(Action.REPLACE, change.line, f"{indent[0] if indent else ''}:")
         if text is None:
             return Edit(Action.REMOVE, change.line)
         return Edit(Action.REPLACE, change.line, text) if text != self._lines[change.line - 1] else None
+
+    def _empties_body(self, line: int) -> bool:
+        """Return whether a line is the last one of a body from which all statements are removed."""
+        before, after = range(line - 1, 0, -1), range(line + 1, len(self._lines) + 1)
+        opening = next((number for number in before if is_content(self._read_line(number))), 0)
+        end = next((number for number in after if is_content(self._read_line(number))), 0)
+        is_last = not any(self._changed.get(number, "") is None for number in range(line + 1, end))
+        has_new = any(is_content(text) for number in range(opening + 1, end + 1)
+                      for text in self._inserted.get(number, ()))
+        return bool(opening and end and is_last and not has_new and OPENS_BODY.search(
+            self._read_line(opening).rstrip()) and ENDS_BODY.match(self._read_line(end).lstrip()))
+
+    def _read_line(self, number: int) -> str:
+        """Return a line as it is now, empty if it is removed."""
+        return self._changed.get(number, self._lines[number - 1]) or ""
+
+
+def is_content(line: str) -> bool:
+    """Return whether a line is neither empty nor a comment."""
+    return bool(line.strip()) and not line.lstrip().startswith("#")
 
 
 def sort_edits(edits: Iterable[Edit]) -> tuple[Edit, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from . import (
@@ -16,11 +18,12 @@ from . import (
     time_rules,
     variable_rules,
 )
-from .batch_script import BatchScript, read_from_text
+from .batch_script import BatchScript, NotABatchScript, parse_script, read_from_text
 from .context import Context, Host, Problem, Rule
 from .directives import read_request
 from .edits import Draft, apply_edits
 from .findings import Finding
+from .shell import find_errors
 
 RULES = {value.name: value for module in (
     launch_rules, lightning_rules, variable_rules, argument_rules, file_rules, resource_rules, time_rules,
@@ -54,14 +57,63 @@ def join_fixes(script: BatchScript, problems: Sequence[tuple[str, Problem]]) -> 
 
 
 def fix(script: BatchScript, host: Host, environ: Mapping[str, str]) -> BatchScript:
-    """Return the script after all edits that are certain, those that need no advice in words."""
+    """Return the script after all edits that are certain, those that need no advice in words.
+
+    Edits that the shell could not read, or after which there is still the same finding, are not made.
+    """
+    refused: set[tuple[str, str]] = set()
     for _ in range(MAX_ROUNDS):
-        problems = [entry for entry in find_problems(script, host) if not entry[1].fix.advice]
-        edits = [edit for finding in join_fixes(script, problems) for edit in finding.edits]
-        if not edits:
-            break
-        script = read_from_text(script.path, apply_edits(script.lines, edits), environ)
+        found = find_problems(script, host)
+        while True:
+            problems = keep_readable(script, [entry for entry in found if is_certain(entry, refused)])
+            text = apply_problems(script, problems)
+            if text == script.text:
+                return script
+            fixed = read_from_text(script.path, text, environ)
+            left = count_names(find_problems(fixed, host))
+            before = count_names(found)
+            useless = {name for name in count_names(problems) if left[name] >= before[name]}
+            if not useless:
+                break
+            refused |= useless
+        script = fixed
     return script
+
+
+def is_certain(entry: tuple[str, Problem], refused: Collection[tuple[str, str]]) -> bool:
+    """Return whether a problem has edits that need no advice, and that are not refused."""
+    name, problem = entry
+    return bool(problem.fix.changes) and not problem.fix.advice and (name, problem.message) not in refused
+
+
+def count_names(problems: Sequence[tuple[str, Problem]]) -> Counter[tuple[str, str]]:
+    """Return how often each message of a rule is among problems."""
+    return Counter((name, problem.message) for name, problem in problems)
+
+
+def keep_readable(script: BatchScript, problems: Sequence[tuple[str, Problem]]) -> list[tuple[str, Problem]]:
+    """Return the problems after whose edits the shell reads the script as well as before."""
+    errors = count_errors(script.text)
+    if count_errors(apply_problems(script, problems)) <= errors:
+        return [*problems]
+    kept: list[tuple[str, Problem]] = []
+    for entry in problems:
+        if count_errors(apply_problems(script, [*kept, entry])) <= errors:
+            kept.append(entry)
+    return kept
+
+
+def apply_problems(script: BatchScript, problems: Sequence[tuple[str, Problem]]) -> str:
+    """Return the script's text after the edits of problems."""
+    return apply_edits(script.lines, [edit for finding in join_fixes(script, problems) for edit in finding.edits])
+
+
+def count_errors(text: str) -> float:
+    """Return the number of places that the parser cannot read, infinity if it reads nothing."""
+    try:
+        return sum(1 for _ in find_errors(parse_script(text)))
+    except NotABatchScript:
+        return math.inf
 
 
 def include_late_directives(script: BatchScript) -> BatchScript:

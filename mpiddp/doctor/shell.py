@@ -163,11 +163,23 @@ def find_joined_lines(node: Node) -> Iterator[int]:
 
 def find_document_lines(root: Node) -> Iterator[int]:
     """Yield the lines of the here documents."""
-    nodes = [root]
-    while nodes:
-        node = nodes.pop()
+    for node in iterate_nodes(root):
         if node.type == "heredoc_body":
             yield from range(node.start_point.row + 1, node.end_point.row + 2)
+
+
+def find_string_lines(root: Node) -> Iterator[int]:
+    """Yield the lines that begin within a text in quotes."""
+    for node in iterate_nodes(root):
+        if node.type in ("string", "raw_string", "ansi_c_string", "translated_string"):
+            yield from range(node.start_point.row + 2, node.end_point.row + 2)
+
+
+def iterate_nodes(root: Node) -> Iterator[Node]:
+    """Yield a node and all below it."""
+    nodes = [root]
+    while nodes:
+        yield (node := nodes.pop())
         nodes += node.children
 
 

@@ -43,7 +43,8 @@ def check_other_scheduler(context: Context) -> Iterator[Problem]:
     script = context.script
     if script.scheduler is Scheduler.NONE:
         return
-    foreign = [number for number, line in enumerate(script.lines, 1) if number not in script.document_lines
+    quoted = script.document_lines | script.string_lines
+    foreign = [number for number, line in enumerate(script.lines, 1) if number not in quoted
                and any(line.startswith(f"{sentinel} ") and other is not script.scheduler
                        for sentinel, other in SENTINELS.items())]
     if 0 < len(foreign) < len(script.directives) / 2:  # more are for a second batch system
@@ -66,20 +67,20 @@ def check_not_exported(context: Context) -> Iterator[Problem]:
         return
     is_ours = any(step.launch.program is Program.MPIDDP for step in context.steps)
     for name, line in script.variable_lines.items():
-        text = script.lines[line - 1].strip()
         is_read = PROGRAM_VARIABLES.fullmatch(name) or (name in RENDEZVOUS and not is_ours)
-        others = [other for number, other in enumerate(script.lines, 1)
-                  if re.search(rf"\b{name}\b", other.split(" #")[0]) and not other.lstrip().startswith("#")
-                  and not re.match(rf"\s*{name}=", other)]
-        is_for_file = any(command.words[0] in ("source", ".") and command.line > line and not SETUP_FILES.search(
-            command.text) for command in script.commands)
-        if (not is_read or is_for_file or name in script.exported or name in context.host.environ or others
-                or line > context.steps[-1].launch.line or not text.startswith(f"{name}=")
+        if (not is_read or name in script.exported or name in context.host.environ
+                or line > context.steps[-1].launch.line or not script.lines[line - 1].strip().startswith(f"{name}=")
                 or (script.scheduler is Scheduler.PBS and name == "OMP_NUM_THREADS")):
             continue  # PBS exports that one
-        yield Problem(Severity.WARNING, line, f"{name} is set without export",
-                      "the training does not get it",
-                      replace_text(context, line, rf"(?<!\S){name}=", f"export {name}="))
+        is_used = any(name in other and re.search(rf"\b{name}\b", other.split(" #")[0])
+                      and not other.lstrip().startswith("#") and not re.match(rf"\s*{name}=", other)
+                      for other in script.lines)
+        is_for_file = any(command.words[0] in ("source", ".") and command.line > line and not SETUP_FILES.search(
+            command.text) for command in script.commands)
+        if not is_for_file and not is_used:
+            yield Problem(Severity.WARNING, line, f"{name} is set without export",
+                          "the training does not get it",
+                          replace_text(context, line, rf"(?<!\S){name}=", f"export {name}="))
 
 
 @rule("pipe-status", "the status of tee instead of that of the training")

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from shlex import quote
 
 from .batch_script import SLURM_VARIABLES, Launch, Program, Scheduler
 from .context import Context, Fix, Problem, rule
-from .edits import advise, insert_before, insert_option, remove_assignments, replace_option, replace_text, set_option
+from .edits import (
+    VALUE,
+    advise,
+    change_line,
+    insert_before,
+    insert_option,
+    read_match,
+    remove_assignments,
+    replace_option,
+    replace_text,
+    set_option,
+)
 from .findings import Severity
 
 EARLY_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
@@ -115,9 +125,17 @@ def check_export_none(context: Context) -> Iterator[Problem]:
                           "the tasks get nothing of the environment that the script sets up",
                           insert_option(context, launch, "--export=ALL").otherwise(
                               insert_before(context, launch, "unset SLURM_EXPORT_ENV")))
-        elif own is not None and {"ALL", "NIL"}.isdisjoint(own.upper().split(",")) and "$" not in own:
+        elif own is not None and {"ALL", "NIL"}.isdisjoint(own.upper().split(",")) and (
+                "$" not in re.sub(r"=[^,]*", "", own)):
             yield Problem(Severity.ERROR if own.upper() == "NONE" else Severity.WARNING, launch.line,
-                          f"srun --export={own}",
+                          f"srun --export={read_export(context, launch)}",
                           "the tasks get nothing else of the environment, such as the modules' PATH",
-                          replace_option(context, launch, "export", "--export=ALL" + (
-                              "" if own.upper() == "NONE" else f",{quote(own)}")))
+                          replace_option(context, launch, "export", "--export=ALL") if own.upper() == "NONE"
+                          else change_line(context, launch, r"(?<=--export[=\s])(?=[^\s=])", "ALL,").otherwise(
+                              "begin the list with ALL,"))
+
+
+def read_export(context: Context, launch: Launch) -> str:
+    """Return the value of --export as the script has it, not as the shell expands it."""
+    fix = change_line(context, launch, rf"(?<=--export[=\s]){VALUE}", "")
+    return "".join(read_match(context, change) for change in fix.changes) or "…"
