@@ -64,15 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     if options.convert:
         return print_conversion(script)
-    site = load_site(os.environ)
-    if site.problem:
-        write_line(f"mpiddp.doctor: {site.problem}")
+    centre = load_site(os.environ)
+    if centre.problem:
+        write_line(f"mpiddp.doctor: {centre.problem}")
     host = Host("", os.environ)
     fixed = fix(script, host, os.environ) if options.fix else script
     findings = check(fixed, host)
     has_colours = (sys.stderr if options.fix else sys.stdout).isatty() and "NO_COLOR" not in os.environ
     text = as_json(fixed, findings) if options.json else format_findings(
-        fixed, findings, terminal_width(), has_colours, profile=site.profile)
+        fixed, findings, terminal_width(), has_colours, profile=centre.profile)
     if options.fix:
         return print_fixes(script, fixed, text if findings else "")
     return print_answer(text) or int(bool(findings))
