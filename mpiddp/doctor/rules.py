@@ -30,7 +30,7 @@ RULES = {value.name: value for module in (
     signal_rules, shell_rules)
          for value in vars(module).values() if isinstance(value, Rule)}
 MAX_ROUNDS = 3  # of fixes: one may uncover another problem
-EXCLUDED = "other edits exclude the one for this: make them, and check again"
+EXCLUDED = "this clashes with an edit above: make that, then check again"
 
 
 def check(script: BatchScript, host: Host) -> list[Finding]:
@@ -63,15 +63,15 @@ def fix(script: BatchScript, host: Host, environ: Mapping[str, str]) -> BatchScr
     """
     refused: set[tuple[str, str]] = set()
     for _ in range(MAX_ROUNDS):
-        found = find_problems(script, host)
+        all_problems = find_problems(script, host)
         while True:
-            problems = keep_readable(script, [entry for entry in found if is_certain(entry, refused)])
+            problems = keep_readable(script, [entry for entry in all_problems if is_certain(entry, refused)])
             text = apply_problems(script, problems)
             if text == script.text:
                 return script
             fixed = read_from_text(script.path, text, environ)
             left = count_names(find_problems(fixed, host))
-            before = count_names(found)
+            before = count_names(all_problems)
             useless = {name for name in count_names(problems) if left[name] >= before[name]}
             if not useless:
                 break
