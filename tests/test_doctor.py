@@ -449,6 +449,8 @@ RULES_BROKEN = {
          (ONE_TASK.replace("=2", "=1"), "export CUDA_VISIBLE_DEVICES=0,1\ntorchrun --nproc-per-node=4 train.py\n")),
         (message("doctor/visible_devices", value="CUDA_VISIBLE_DEVICES=0,1", hidden=2, gpus="4 GPUs"),
          (ONE_TASK.replace("=2", "=1"), "export CUDA_VISIBLE_DEVICES=0,1\ntorchrun --nproc-per-node=2 train.py\n")),
+        (message("doctor/visible_devices", value="CUDA_VISIBLE_DEVICES=0,1", hidden=2, gpus="4 GPUs"),
+         (ONE_TASK.replace("=2", "=1"), "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc-per-node=4 train.py\n")),
     ],
     "step-gpus": [
         (message("doctor/step_gpus"),
@@ -800,6 +802,7 @@ RULES_KEPT = {
                     ("#PBS -l nodes=1:ppn=8\n", "cd $PBS_O_WORKDIR\npython train.py\n"),
                     ("#SBATCH --ntasks=16\n", "python train.py\n"),
                     (HEAD.replace("=2", "=1"), "python spawns.py\n"),
+                    (ONE_TASK, "srun -c8 ray start --block &\npython train.py\n"),
                     ("#SBATCH -N1 --gpus-per-node=4 -c8\n", "torchrun --nproc-per-node=4 train.py\n"),
                     (HEAD, "python prepare.py\n" + START)],
     "no-training": [(HEAD, "$START\n"), (HEAD, "srun -c8 bash prepare.sh\n" + START)],
@@ -1323,9 +1326,12 @@ def test_a_recipe_with_findings_may_be_converted() -> None:
 
 def test_a_misspelt_directive_counts_as_it_is_meant() -> None:
     """No other rule asks for what it lacks; options of plugins are left alone."""
-    for line in ("#SBATCH --ntask-per-node=4", "#SBATCh --ntasks-per-node=4", "#SBATCH \u2013ntasks-per-node=4"):
+    for line in ("#SBATCH --ntask-per-node=4", "#SBATCh --ntasks-per-node=4", "#SBATCH \u2013ntasks-per-node=4",
+                 "#SBATCH \u2013\u2013ntasks-per-node=4"):
         (finding,) = findings((head(line, without="ntasks"), START))
         assert (finding.rule, shown(finding)) == ("directive-text", "6 #SBATCH --ntasks-per-node=4")
+    (finding,) = findings((head("#SBATCH \u2013c8 \u2014J \u2018a b\u2019", without="cpus"), START))
+    assert (finding.rule, shown(finding)) == ("directive-text", "6 #SBATCH -c8 -J 'a b'")
     assert findings((head("--uenv=a", "--view=b", "--image=c", "--mem-per-gp=4G"), START)) == []
 
 

@@ -28,7 +28,7 @@ WRONG_BEGINNING = re.compile(r"^(?:#(?:sbatch|SBTACH|SBACTH|SBATHC|SABTCH|SBATCh
 PLAIN_CHARACTERS = str.maketrans("\u201c\u201d\u2018\u2019\u00a0", "\"\"'' ")  # for those of text processors
 # A value in quotes, which may have such characters; or a dash, a quoted value or a space of a text processor.
 TYPOGRAPHIC = re.compile(
-    "(?P<plain>\"[^\"]*\"|'[^']*')|(?<!\\S)-*[\u2013\u2014]+-*(?=(?P<short>\\w(?![\\w-]))?\\w)|"
+    "(?P<plain>\"[^\"]*\"|'[^']*')|(?<!\\S)-*[\u2013\u2014]+-*(?=(?P<short>[A-Za-z](?![\\w-]*[A-Za-z-]))|\\w)|"
     "(?P<other>(?<=[=\\s])[\u201c\u201d\u2018\u2019][^\"'\u201c\u201d\u2018\u2019]*[\"'\u201c\u201d\u2018\u2019]|\u00a0)")
 MISSPELLING_RATIO = 0.85  # of difflib, from which on a name is taken for a misspelling
 # Long names of short options. srun has those of sbatch, and more.

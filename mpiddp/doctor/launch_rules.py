@@ -39,7 +39,8 @@ FITTING_MPI = {"Open MPI": "pmix", "Intel MPI": "pmi2", "MPICH": "pmi2"}
 FLUX_WAITS = r"\bflux\s+(job\s+(wait|attach|status)|watch|queue\s+(drain|idle)|wait)\b"
 # What is in the words or the text of a script of which one process uses several GPUs, or starts others.
 SEVERAL_GPUS = re.compile(r"spawn|(?<!distributed)(?<!distributed[-_ ])(?<!sharded)(?<!sharded[-_ ])data.?parallel|"
-                          r"device.?map|tensor.?parallel|\bray\b|vllm|accelerate.dispatch", re.IGNORECASE)
+                          r"device.?map|tensor.?parallel|\bray\b|vllm|accelerate.dispatch|\b(mp|multiprocessing)\.Process\(",
+                          re.IGNORECASE)
 INNER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
 
 
@@ -208,7 +209,8 @@ def check_no_launcher(context: Context) -> Iterator[Problem]:
 def has_tasks_for_ranks(context: Context, launch: Launch) -> bool:
     """Return whether the tasks of a job are meant for ranks of a plain Python script, and not as cores of it."""
     job, options = context.script.request, context.script.options
-    if context.script.scheduler is Scheduler.LSF or "ppn=" in options.get("nodes", ""):
+    are_cores = context.script.scheduler is Scheduler.LSF or "ppn=" in options.get("nodes", "")
+    if are_cores or context.has_text(r"\bray\s+start\b"):
         return False
     if (job.nodes or 1) > 1:
         return True

@@ -67,8 +67,17 @@ def find_trainer(context: Context, launch: Launch) -> ast.Call | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     names = find_trainer_names(nodes)
-    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) in names]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and spell_name(node.func) in names]
     return calls[0] if len(calls) == 1 else None
+
+
+def spell_name(node: ast.expr) -> str:
+    """Return a name with dots as it is written, or something that is no name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.insert(0, node.attr)
+        node = node.value
+    return ".".join([getattr(node, "id", ""), *parts])
 
 
 def find_trainer_names(nodes: Sequence[ast.AST]) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from .batch_script import Launch, Program, Scheduler
 from .context import (
@@ -507,16 +508,17 @@ def has_unknown_word(step: Step) -> bool:
 @rule("visible-devices", "CUDA_VISIBLE_DEVICES with fewer GPUs than the job has")
 def check_visible_devices(context: Context) -> Iterator[Problem]:
     """Compare CUDA_VISIBLE_DEVICES with the GPUs of a node; srun sets it anew in each task."""
-    steps = [step for step in context.steps if step.launch.launcher != "srun"]
-    if not steps or divides_gpus(context):
-        return
-    is_ours = any(step.launch.program is Program.MPIDDP for step in steps)
-    processes = max(step.processes_per_node or 1 for step in steps)
-    for name in VISIBLE_DEVICES:
-        devices = context.script.variables.get(name, "")
-        gpus, visible = context.script.request.gpus_per_node, len(devices.split(","))
+    gpus = context.script.request.gpus_per_node
+    for step, name in product(context.steps, VISIBLE_DEVICES):
+        own = step.launch.assignments.get(name)
+        devices = own or context.script.variables.get(name, "")
+        if step.launch.launcher == "srun" or divides_gpus(context):
+            continue
+        visible, processes = len(devices.split(",")), step.processes_per_node or 1
         if gpus and re.fullmatch(r"\d+(,\d+)*", devices) and visible < gpus:
-            is_short, line = is_ours or processes > visible, context.script.variable_lines[name]
+            is_ours = step.launch.program is Program.MPIDDP
+            is_short = is_ours or processes > visible
+            line = step.launch.line if own else context.script.variable_lines[name]
             reason = "mpiddp gives each rank a GPU of its own" if is_ours else (
                 f"{count(processes, 'process')} of a node cannot have a GPU each" if is_short else "they are idle")
             fix = remove_assignments(context, line, name)
