@@ -571,6 +571,7 @@ RULES_BROKEN = {
          (head("--signal=B:USR1@120"), "trap 'touch stop' SIGUSR1\n" + START)),
         (message("doctor/one_wait", signal="USR1"),
          (head("--signal=B:USR1@120"), f"trap 'kill -USR1 $!' USR1\n{START.rstrip()} &\nwait\n")),
+        (message("doctor/batch_without_trap", signal="USR1"), (head("--signal=B:10@120"), START)),
     ],
     "signal-time": [
         (message("doctor/signal_at_once", seconds=600, walltime=600), (head("--signal=USR1@600", "--time=10"), START)),
@@ -586,6 +587,8 @@ RULES_BROKEN = {
     ],
     "requeue": [
         (message("doctor/requeue"), (head("--open-mode=append"), START + REQUEUE)),
+        (message("doctor/requeue"),
+         (head("--open-mode=append"), START + "echo 'again' && scontrol requeue $SLURM_JOB_ID\n")),
         (message("doctor/no_requeue"), (head("--open-mode=append", "--no-requeue"), START + REQUEUE)),
         (message("doctor/nothing_requeues", option="stop-before"),
          (head("--open-mode=append", "--requeue"), START.replace("train.py", "--stop-before 120 train.py"))),
@@ -743,6 +746,7 @@ RULES_KEPT = {
     "tasks-per-node": [(ONE_TASK, "srun -c8 python -m vllm.entrypoints.openai.api_server --model a\n"),
                        (ONE_TASK, "srun -c8 python spawns.py\n"),
                        (ONE_TASK.replace("=2", "=1"), TWO_HALVES),
+                       (ONE_TASK.replace("=2", "=1"), TWO_HALVES.replace("torchrun", "srun -c16 --overlap torchrun")),
                        (ONE_TASK.replace("=2", "=1"), TWO_HALVES.replace("export ", "").replace("\ntorch", " torch")),
                        (HEAD, START), (ONE_TASK, TORCHRUN), (LSF.replace("num=4", "num=1/task"), MPIRUN),
                        (ONE_TASK, "srun -c8 accelerate launch --config_file accelerate.yaml --num_processes 8 a.py\n"),
@@ -1288,7 +1292,7 @@ def test_the_command(quick: Mpi, tmp_path: Path) -> None:
 def test_the_certain_edits_are_a_patch(quick: Mpi, tmp_path: Path) -> None:
     """What is left goes to stderr; the script itself stays as it is."""
     (tmp_path / "train.py").touch()
-    bad = head("--time=24:00", without="cpus") + START.replace(" --cpus-per-task=8", "").rstrip() + " &"
+    bad = head("--time=24:00  # 24 hours", without="cpus") + START.replace(" --cpus-per-task=8", "").rstrip() + " &"
     (job := tmp_path / "job.sh").write_text(bad)
     done = support.check(alone(quick, "-m", "mpiddp.doctor", "--fix", "job.sh", cwd=tmp_path))
     assert job.read_text() == bad

@@ -64,7 +64,7 @@ def check_tasks_per_node(context: Context) -> Iterator[Problem]:
             yield judge_gpus_of_tasks(context, step, processes, each)
         elif processes < gpus:
             if find_option(step.launch.options, "allow-idle-gpus") is not None or is_alone(context, step) or (
-                    has_devices_of_its_own(context, step)):
+                    divides_gpus(context) or has_devices_of_its_own(context, step)):
                 continue
             is_refused = processes == 1 and step.launch.program is Program.MPIDDP
             reason = "mpiddp refuses to start (idle-gpus)" if is_refused else (
@@ -121,11 +121,11 @@ def is_alone(context: Context, step: Step) -> bool:
 
 
 def has_devices_of_its_own(context: Context, step: Step) -> bool:
-    """Return whether a training that is not mpiddp's gets some of a node's GPUs by a variable, or shares the node."""
+    """Return whether a training that is not mpiddp's gets some of a node's GPUs by a variable."""
     if step.launch.launcher == "srun" or step.launch.program is Program.MPIDDP:
         return False
     variables = {**context.script.variables, **step.launch.assignments}
-    return divides_gpus(context) or any(
+    return any(
         name in variables and variables[name].count(",") + 1 != step.request.gpus_per_node for name in VISIBLE_DEVICES)
 
 
