@@ -333,6 +333,8 @@ MPIRUN = "mpirun python -m mpiddp train.py\n"
 FLUX = "flux run -N2 -n8 -c8 -g1 --setopt=a python -m mpiddp --virtual-local-rank train.py\n"
 OWN_ADDRESS = "torchrun --nnodes=2 --nproc-per-node=4 --rdzv-endpoint=$(hostname):29500 train.py"
 ON_NODE = "torchrun --nnodes=2 --nproc-per-node=4 --node_rank=$SLURM_NODEID --master_addr=$ADDRESS train.py\n"
+TWO_HALVES = "".join(f"export CUDA_VISIBLE_DEVICES={gpus}\ntorchrun --nproc-per-node=2 train.py &\n"
+                     for gpus in ("0,1", "2,3")) + "wait\n"
 ONE_TASK = head("--ntasks-per-node=1", without="ntasks")
 # For each rule: a message, and scripts that break it; then scripts that do not, but come near.
 RULES_BROKEN = {
@@ -360,6 +362,11 @@ RULES_BROKEN = {
          (head("--gpus-per-task=4", without="gpus"), START)),
         (message("doctor/gpus_multiplied", each=4, tasks="4 tasks", gpus="16 GPUs"),
          ("#flux: -N2\n", "flux run -N2 -n8 -c8 -g 4 python -m mpiddp train.py\n")),
+        (message("doctor/tasks_per_node", processes="1 process", gpus="4 GPUs"),
+         (ONE_TASK, "srun -c8 python wraps.py\n")),
+        (message("doctor/tasks_per_node", processes="2 processes", gpus="4 GPUs"),
+         (ONE_TASK.replace("=2", "=1"),
+          "export CUDA_VISIBLE_DEVICES=0,1,2,3\ntorchrun --nproc-per-node=2 train.py\n")),
     ],
     "uneven-tasks": [
         (message("doctor/uneven_tasks", tasks=7, nodes=2),
@@ -371,6 +378,8 @@ RULES_BROKEN = {
         (message("doctor/gpus_per_task", option="gpus-per-task"),
          (head("--gpus-per-task=1", without="gpus"), START)),
         (message("doctor/gpus_per_task", option="gpu-bind"), (HEAD, START.replace("srun", "srun --gpu-bind=single:1"))),
+        (message("doctor/gpus_per_task", option="gpus-per-task"),
+         (head("--tres-per-task=cpu:8,gres/gpu:1", without="gpus|cpus"), START)),
     ],
     "one-core": [
         (message("doctor/one_core"), (head(without="cpus"), START.replace(" --cpus-per-task=8", ""))),
@@ -395,6 +404,8 @@ RULES_BROKEN = {
         (message("doctor/memory_per_rank", size="0.8"), (head("--mem-per-cpu=100"), START)),
         (message("doctor/memory_twice", first="mem", second="mem-per-cpu"),
          (head("--mem=64G", "--mem-per-cpu=4G"), START)),
+        (message("doctor/memory_unit", option="mem", size=900), ("#SBATCH --mem=900 -c4\n", "python train.py\n")),
+        (message("doctor/memory_unit", option="mem", size=900), ("#SBATCH --mem=900 -c4\n", "python plain.py\n")),
     ],
     "exclusive": [
         (message("doctor/exclusive", gpus=8),
@@ -414,6 +425,7 @@ RULES_BROKEN = {
         (message("doctor/refused_walltime", time="2d", program="qsub"),
          (f"{PBS}#PBS -l walltime=2d\n", f"cd $PBS_O_WORKDIR\n{MPIRUN}")),
         (message("doctor/refused_walltime", time="12:00:00", program="Flux"), ("#flux: -N2 -t 12:00:00\n", FLUX)),
+        (message("doctor/minutes", time="5:00", minutes="5 minutes"), (head("-p debug", "--time=5:00"), START)),
     ],
     "mpirun-ranks": [
         (message("doctor/mpirun_ranks", launcher="mpirun", ranks="16 ranks", tasks="8 tasks"),
@@ -435,6 +447,12 @@ RULES_BROKEN = {
     "visible-devices": [
         (message("doctor/visible_devices", value="CUDA_VISIBLE_DEVICES=0", hidden=3, gpus="4 GPUs"),
          (HEAD, "export CUDA_VISIBLE_DEVICES=0\nmpirun python -m mpiddp train.py\n")),
+        (message("doctor/visible_devices", value="CUDA_VISIBLE_DEVICES=0,1", hidden=2, gpus="4 GPUs"),
+         (ONE_TASK.replace("=2", "=1"), "export CUDA_VISIBLE_DEVICES=0,1\ntorchrun --nproc-per-node=4 train.py\n")),
+        (message("doctor/visible_devices", value="CUDA_VISIBLE_DEVICES=0,1", hidden=2, gpus="4 GPUs"),
+         (ONE_TASK.replace("=2", "=1"), "export CUDA_VISIBLE_DEVICES=0,1\ntorchrun --nproc-per-node=2 train.py\n")),
+        (message("doctor/visible_devices", value="CUDA_VISIBLE_DEVICES=0,1", hidden=2, gpus="4 GPUs"),
+         (ONE_TASK.replace("=2", "=1"), "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc-per-node=4 train.py\n")),
     ],
     "step-gpus": [
         (message("doctor/step_gpus"),
@@ -472,6 +490,8 @@ RULES_BROKEN = {
         (message("doctor/first_node_only", program="torchrun", nodes=2), (ONE_TASK, TORCHRUN.partition("-task=8 ")[2])),
         (message("doctor/first_node_only", program="torchrun", nodes=2),
          (head("--ntasks=1", "--gpus-per-task=2", without="ntasks|gpus"), "torchrun --standalone train.py\n")),
+        (message("doctor/no_launcher", many="4 tasks"), (HEAD.replace("=2", "=1"), "python train.py\n")),
+        (message("doctor/no_launcher", many="4 tasks"), (HEAD.replace("=2", "=1"), "python wraps.py\n")),
     ],
     "no-training": [
         (message("doctor/no_training"), (HEAD, "cd data\nmpirun\n")),
@@ -513,6 +533,7 @@ RULES_BROKEN = {
          (HEAD.replace("nodes=2", "nodes=1"), "srun -c8 python trainer.py\n")),
         (message("doctor/lightning_tasks", tasks="8 tasks"),
          (head("--ntasks=8", "--exclusive", without="ntasks"), "srun -c8 python trainer.py\n")),
+        (message("doctor/lightning_one_node", nodes="2 nodes"), (HEAD, "srun -c8 python no_nodes.py\n")),
     ],
     "unset-variable": [
         (message("doctor/unset_variable", variable="SLURM_CPUS_PER_TASK", option="cpus-per-task"),
@@ -552,6 +573,7 @@ RULES_BROKEN = {
          (head("--signal=B:USR1@120"), "trap 'touch stop' SIGUSR1\n" + START)),
         (message("doctor/one_wait", signal="USR1"),
          (head("--signal=B:USR1@120"), f"trap 'kill -USR1 $!' USR1\n{START.rstrip()} &\nwait\n")),
+        (message("doctor/batch_without_trap", signal="USR1"), (head("--signal=B:10@120"), START)),
     ],
     "signal-time": [
         (message("doctor/signal_at_once", seconds=600, walltime=600), (head("--signal=USR1@600", "--time=10"), START)),
@@ -567,6 +589,8 @@ RULES_BROKEN = {
     ],
     "requeue": [
         (message("doctor/requeue"), (head("--open-mode=append"), START + REQUEUE)),
+        (message("doctor/requeue"),
+         (head("--open-mode=append"), START + "echo 'again' && scontrol requeue $SLURM_JOB_ID\n")),
         (message("doctor/no_requeue"), (head("--open-mode=append", "--no-requeue"), START + REQUEUE)),
         (message("doctor/nothing_requeues", option="stop-before"),
          (head("--open-mode=append", "--requeue"), START.replace("train.py", "--stop-before 120 train.py"))),
@@ -592,6 +616,8 @@ RULES_BROKEN = {
                                          "cd $PBS_O_WORKDIR\nmpirun python -m mpiddp train.py\n")),
         (message("doctor/not_a_directive"), (head("#sbatch --qos=a"), START)),
         (message("doctor/spaced_option"), (head("--qos = a"), START)),
+        (message("doctor/typographic"), (head("--account=\u201ca b\u201d"), START)),
+        (message("doctor/not_a_directive"), (head("#sbatch --requeue --open-mode=append"), START)),
     ],
     "output-overwritten": [
         (message("doctor/output_in_array", option="--output=out.txt"),
@@ -679,6 +705,9 @@ RULES_BROKEN = {
          (head("--array=0,1"), "A=(1 2 3)\nB=${A[SLURM_ARRAY_TASK_ID]}\n" + START)),
         (message("doctor/array_empty", element="${A[$LSB_JOBINDEX]}", jobs="LSB_JOBINDEX=2", array="A", values=2),
          (f"{LSF}#BSUB -J name[1-2]\n", "A=(1 2)\nB=${A[$LSB_JOBINDEX]}\n" + MPIRUN)),
+        (message("doctor/array_empty", element="${A[$SLURM_ARRAY_TASK_ID]}", jobs="SLURM_ARRAY_TASK_ID=2", array="A",
+                 values=2),
+         (head("--array=0-2"), "A=('a[1]' \"b*\")  # [a]\nB=${A[$SLURM_ARRAY_TASK_ID]}\n" + START)),
     ],
     "late-option": [
         (message("doctor/late_options", options="--log-dir, --stall", script="parser.py"),
@@ -716,7 +745,12 @@ RULES_BROKEN = {
     ],
 }
 RULES_KEPT = {
-    "tasks-per-node": [(HEAD, START), (ONE_TASK, TORCHRUN), (LSF.replace("num=4", "num=1/task"), MPIRUN),
+    "tasks-per-node": [(ONE_TASK, "srun -c8 python -m vllm.entrypoints.openai.api_server --model a\n"),
+                       (ONE_TASK, "srun -c8 python spawns.py\n"),
+                       (ONE_TASK.replace("=2", "=1"), TWO_HALVES),
+                       (ONE_TASK.replace("=2", "=1"), TWO_HALVES.replace("torchrun", "srun -c16 --overlap torchrun")),
+                       (ONE_TASK.replace("=2", "=1"), TWO_HALVES.replace("export ", "").replace("\ntorch", " torch")),
+                       (HEAD, START), (ONE_TASK, TORCHRUN), (LSF.replace("num=4", "num=1/task"), MPIRUN),
                        (ONE_TASK, "srun -c8 accelerate launch --config_file accelerate.yaml --num_processes 8 a.py\n"),
                        (HEAD, "N=$(nproc)\n" + START.replace("srun", "srun -n $N")),
                        (ONE_TASK, START.replace("train.py", "--allow-idle-gpus train.py")),
@@ -759,7 +793,10 @@ RULES_KEPT = {
                         + START.replace("python", 'apptainer exec "$NV" image.sif python')),
                        (HEAD, "module load site-singularity\n" + START.replace("python", "singularity run $I python")),
                        (HEAD, "export APPTAINER_NV=1\n" + START.replace("python", "apptainer exec image.sif python"))],
-    "visible-devices": [(HEAD, "export CUDA_VISIBLE_DEVICES=0\n" + START),
+    "visible-devices": [(ONE_TASK.replace("=2", "=1"), TWO_HALVES),
+                        (ONE_TASK.replace("=2", "=1"), TWO_HALVES.replace(
+                            "torchrun --nproc-per-node=2", "mpirun python -m mpiddp --allow-idle-gpus")),
+                        (HEAD, "export CUDA_VISIBLE_DEVICES=0\n" + START),
                         (HEAD, "export CUDA_VISIBLE_DEVICES=3,2,1,0\nmpirun python -m mpiddp train.py\n")],
     "step-gpus": [("#flux: -N2 -n8 -g1\n", "flux run -N2 -n8 -c8 -g1 python -m mpiddp train.py\n")],
     "mpi-interface": [(HEAD, MODULE.format("openmpi/5") + START), (HEAD, MODULE.format("cray-mpich") + START.replace(
@@ -767,7 +804,12 @@ RULES_KEPT = {
     "several-mpi": [(HEAD, MODULE.format("gcc openmpi") + START)],
     "nested-launcher": [(ONE_TASK, TORCHRUN),
                         (HEAD, START.replace("python", "bash -c 'exec python").rstrip() + "'\n")],
-    "no-launcher": [("#SBATCH -N1 --gpus-per-node=4 -c8\n", "torchrun --nproc-per-node=4 train.py\n"),
+    "no-launcher": [('#BSUB -n 8\n#BSUB -R "span[hosts=1]"\n#BSUB -gpu "num=1"\n', "python train.py\n"),
+                    ("#PBS -l nodes=1:ppn=8\n", "cd $PBS_O_WORKDIR\npython train.py\n"),
+                    ("#SBATCH --ntasks=16\n", "python train.py\n"),
+                    (HEAD.replace("=2", "=1"), "python spawns.py\n"),
+                    (ONE_TASK, "srun -c8 ray start --block &\npython train.py\n"),
+                    ("#SBATCH -N1 --gpus-per-node=4 -c8\n", "torchrun --nproc-per-node=4 train.py\n"),
                     (HEAD, "python prepare.py\n" + START)],
     "no-training": [(HEAD, "$START\n"), (HEAD, "srun -c8 bash prepare.sh\n" + START)],
     "split-world": [(ONE_TASK, TORCHRUN), (ONE_TASK, f'srun -c8 bash -c "{OWN_ADDRESS}"\n')],
@@ -777,12 +819,17 @@ RULES_KEPT = {
                        (ONE_TASK, "cat <<EOF > run.sh\n" + ON_NODE.replace("$SLURM", "\\$SLURM")
                         + "EOF\nsrun -c8 ./run.sh\n"),
                        (HEAD, "export RANK=$SLURM_PROCID\nsrun -c8 bash -c 'RANK=$SLURM_PROCID python a.py'\n")],
-    "lightning": [(HEAD, "srun -c8 python trainer.py\n"), (HEAD, "srun -c8 python light.py --num-nodes=2\n"),
+    "lightning": [(HEAD, "srun -c8 python own_trainer.py\n"),
+                  (HEAD, "srun -c8 python fabric.py\n"),
+                  (HEAD, "srun -c8 python other_trainer.py\n"),
+                  (HEAD, "srun -c8 python trainer.py\n"), (HEAD, "srun -c8 python light.py --num-nodes=2\n"),
                   (HEAD, "srun -c8 python light.py --num-nodes=$N\n"), (HEAD, "srun -c8 python options.py\n"),
                   (head("--ntasks=8", "--exclusive", "--job-name=bash", without="ntasks"),
                    "srun -c8 python trainer.py\n"),
                   (HEAD.replace("=2", "=1"), "srun -c8 python plain.py\n")],
-    "unset-variable": [(HEAD, START.replace("=8", "=$SLURM_CPUS_PER_TASK")),
+    "unset-variable": [(head("--tres-per-task=cpu:8", without="cpus"), START.replace("=8", "=$SLURM_CPUS_PER_TASK")),
+                       (head("--tres-per-task=cpu=8", without="cpus"), START.replace(" --cpus-per-task=8", "")),
+                       (HEAD, START.replace("=8", "=$SLURM_CPUS_PER_TASK")),
                        (head("--exclusive", without="cpus"), START.replace("=8", "=${SLURM_CPUS_PER_TASK:-8}"))],
     "export-none": [(head("--export=NONE"), START.replace("srun", "srun --export=ALL")),
                     (head("--export=NONE"), "unset SLURM_EXPORT_ENV\n" + START),
@@ -792,18 +839,25 @@ RULES_KEPT = {
     "background-wait": [(HEAD, START.rstrip() + " &\nwait\n"), (HEAD, "srun nvidia-smi -l &\n" + START),
                         ("#flux: -N2\n", FLUX.replace("run", "submit") + "flux queue drain\n")],
     "mpi-option": [(HEAD, MODULE.format("openmpi") + "mpirun -x A=1 --map-by ppr:4:node python -m mpiddp train.py\n")],
-    "signal-batch": [(head("--signal=USR1@120"), START),
+    "signal-batch": [(head("--signal=B:10@300"), f"trap 'kill -USR1 $!' USR1\n{START.rstrip()} &\nwait; wait\n"),
+                     (head("--signal=B:USR1@300"), f"trap 'kill -10 $!' 10\n{START.rstrip()} &\nwait; wait\n"),
+                     (head("--signal=USR1@120"), START),
                      (head("--signal=B:USR1@120"), f"trap 'kill -USR1 $!' USR1\n{START.rstrip()} &\nwait; wait\n"),
                      (head("--signal=B:USR1@120"), "exec " + START)],
     "signal-time": [(head("--signal=USR1@120", "--time=10"), START.replace("train.py", "--stop-before 120 train.py"))],
     "should-stop": [(HEAD, START.replace("train.py", "--stop-before 120 stops.py")),
                     (head("--signal=USR1@120"), START.replace("train.py", "handles.py")),
                     (HEAD, START.replace("train.py", "plain.py"))],
-    "requeue": [(head("--requeue", "--open-mode=append", "--signal=USR1@120"), START + REQUEUE)],
-    "open-mode": [(head("--requeue", "--open-mode=append"), START + REQUEUE)],
+    "requeue": [(head("--open-mode=append"), START + "echo \"to continue: scontrol requeue $SLURM_JOB_ID\"\n"),
+                (head("--requeue", "--open-mode=append", "--signal=USR1@120"), START + REQUEUE)],
+    "open-mode": [(HEAD, START + "echo \"to continue: scontrol requeue $SLURM_JOB_ID\"\n"),
+                  (head("--requeue", "--open-mode=append"), START + REQUEUE)],
     "errexit": [(head("--requeue", "--open-mode=append"), "set -e\nstatus=0\n" + START.rstrip() + " || " + REQUEUE)],
     "late-directive": [(HEAD, "##SBATCH --qos=a\ncd a\n##SBATCH --qos=a\n" + START)],
-    "directive-text": [(head("--output=%u-%j.out  # $HOME"), START), (head("##SBATCH --account=$NAME"), START)],
+    "directive-text": [(head("#sbatch --array=1-10 job.sh"), START),
+                       (head("#sbatch job.sh"), START),
+                       (head('--job-name="resnet \u2013 base"', "--comment=a\u2013b"), START),
+                       (head("--output=%u-%j.out  # $HOME"), START), (head("##SBATCH --account=$NAME"), START)],
     "output-overwritten": [(head("--array=1-4", "--output=%A_%a.out"), START),
                            (head("--output=out.txt", "--open-mode=append"), START),
                            (head("--output=%x-%A.txt"), START),
@@ -841,7 +895,10 @@ RULES_KEPT = {
     "copied-variables": [(ONE_TASK, "export MASTER_ADDR=$(hostname)\n" + TORCHRUN)],
     "slow-variables": [(HEAD, "export NCCL_IB_DISABLE=0 NCCL_DEBUG=INFO\n" + START)],
     "no-gpus": [(head(without="gpus"), START)],
-    "array-values": [(head("--array=0-2"), "A=(1 2 3)\nB=${A[$SLURM_ARRAY_TASK_ID]}\n" + START),
+    "array-values": [(head("--array=0-8"), "A=(data/*.yaml)\nB=${A[$SLURM_ARRAY_TASK_ID]}\n" + START),
+                     (head("--array=0-8"), "A=({0..8})\nB=${A[$SLURM_ARRAY_TASK_ID]}\n" + START),
+                     (head("--array=0-8"), "P=data/[a-d].txt\nA=($P)\nB=${A[$SLURM_ARRAY_TASK_ID]}\n" + START),
+                     (head("--array=0-2"), "A=(1 2 3)\nB=${A[$SLURM_ARRAY_TASK_ID]}\n" + START),
                      (head("--array=1-3"), "A=(1 2 3)\nB=${A[$((SLURM_ARRAY_TASK_ID - 1))]}\n" + START),
                      (head("--array=0-8"), "A=(1 2 3)\nB=${A[$((SLURM_ARRAY_TASK_ID % 3))]}\n" + START),
                      (head("--array=0-8"), "A=($(ls))\nB=${A[$SLURM_ARRAY_TASK_ID]}\n" + START),
@@ -891,6 +948,12 @@ class Here(Host):
         return {"plain.py": "import torch", "stops.py": "while not mpiddp.should_stop(): pass",
                 "light.py": "import lightning as L\nL.Trainer(devices=4, num_nodes=args.num_nodes)",
                 "trainer.py": "from lightning import Trainer\nTrainer(devices=4, num_nodes=2)",
+                "spawns.py": "import torch\ntorch.multiprocessing.spawn(main, nprocs=4)",
+                "wraps.py": "from torch.nn.parallel import DistributedDataParallel\nFullyShardedDataParallel",
+                "no_nodes.py": "import lightning.pytorch as pl\npl.Trainer(devices=4)",
+                "own_trainer.py": "import lightning as L\nclass Trainer: pass\nTrainer(num_nodes=4)",
+                "other_trainer.py": "import lightning as L\nfrom own import Trainer\nTrainer(num_nodes=4)",
+                "fabric.py": "from own import Trainer\nimport lightning\nTrainer(lightning.Fabric(num_nodes=2))",
                 "options.py": "from lightning import Trainer\nTrainer(**options)",
                 "accelerate.yaml": "num_machines: 2\nnum_processes: 4\n",
                 "parser.py": "parser = ArgumentParser()\nparser.add_argument('--lr')\nparser.add_argument('--device')",
@@ -1015,6 +1078,27 @@ def test_the_line_to_write_instead(text: str, rule: str, todo: str) -> None:
 ])
 def test_what_belongs_to_tasks_changes_with_them(parts: tuple[str, str], rule: str, todo: str) -> None:
     assert {finding.rule: shown(finding) for finding in findings(parts)} == {rule: todo}
+
+
+@pytest.mark.parametrize(("parts", "severity", "is_certain"), [
+    ((HEAD.replace("=2", "=1"), "python train.py\n"), Severity.ERROR, False),
+    ((HEAD, "python -m mpiddp train.py\n"), Severity.ERROR, True),
+    ((ONE_TASK, "srun -c8 python train.py\n"), Severity.WARNING, False),
+    ((ONE_TASK.replace("=2", "=1"), "export CUDA_VISIBLE_DEVICES=0\ntorchrun train.py\n"), Severity.WARNING, False),
+    ((ONE_TASK.replace("=2", "=1"), "export CUDA_VISIBLE_DEVICES=0\ntorchrun --nproc-per-node=4 train.py\n"),
+     Severity.ERROR, True),
+    (("#SBATCH --mem=900 -c4\n", "python train.py\n"), Severity.NOTE, False),
+    (("#SBATCH --mem=64 -c4\n", "python plain.py\n"), Severity.ERROR, True),
+    ((head("-p debug", "--time=5:00"), START), Severity.WARNING, False),
+    ((head("--time=5:00  # 5 hours"), START), Severity.WARNING, True),
+    ((head("--time=5h"), START), Severity.ERROR, True),
+])
+def test_an_edit_is_certain_only_where_nothing_else_can_be_meant(
+    parts: tuple[str, str], severity: Severity, is_certain: bool
+) -> None:
+    (finding,) = findings(parts)
+    assert (finding.severity, bool(finding.edits), finding.advice == "") == (severity, True, is_certain)
+    assert ("mpiddp" in finding.reason) <= ("mpiddp" in parts[1])
 
 
 def test_files_of_the_submission(tmp_path: Path) -> None:
@@ -1210,7 +1294,7 @@ def test_the_command(quick: Mpi, tmp_path: Path) -> None:
 def test_the_certain_edits_are_a_patch(quick: Mpi, tmp_path: Path) -> None:
     """What is left goes to stderr; the script itself stays as it is."""
     (tmp_path / "train.py").touch()
-    bad = head("--time=24:00", without="cpus") + START.replace(" --cpus-per-task=8", "").rstrip() + " &"
+    bad = head("--time=24:00  # 24 hours", without="cpus") + START.replace(" --cpus-per-task=8", "").rstrip() + " &"
     (job := tmp_path / "job.sh").write_text(bad)
     done = support.check(alone(quick, "-m", "mpiddp.doctor", "--fix", "job.sh", cwd=tmp_path))
     assert job.read_text() == bad
@@ -1321,9 +1405,12 @@ def test_a_recipe_with_findings_may_be_converted() -> None:
 
 def test_a_misspelt_directive_counts_as_it_is_meant() -> None:
     """No other rule asks for what it lacks; options of plugins are left alone."""
-    for line in ("#SBATCH --ntask-per-node=4", "#SBATCh --ntasks-per-node=4", "#SBATCH \u2013ntasks-per-node=4"):
+    for line in ("#SBATCH --ntask-per-node=4", "#SBATCh --ntasks-per-node=4", "#SBATCH \u2013ntasks-per-node=4",
+                 "#SBATCH \u2013\u2013ntasks-per-node=4"):
         (finding,) = findings((head(line, without="ntasks"), START))
         assert (finding.rule, shown(finding)) == ("directive-text", "6 #SBATCH --ntasks-per-node=4")
+    (finding,) = findings((head("#SBATCH \u2013c8 \u2014J \u2018a b\u2019", without="cpus"), START))
+    assert (finding.rule, shown(finding)) == ("directive-text", "6 #SBATCH -c8 -J 'a b'")
     assert findings((head("--uenv=a", "--view=b", "--image=c", "--mem-per-gp=4G"), START)) == []
 
 

@@ -12,7 +12,7 @@ from .batch_script import Command, Launch, Program, Scheduler
 from .context import Change, Context, Fix, Problem, Step, find_mpi, rule
 from .edits import advise, place_ranks, replace_text
 from .file_rules import is_activation
-from .files import NODE_FOLDERS, list_places
+from .files import NODE_FOLDERS, read_training
 from .findings import Severity
 from .launches import LAUNCHERS
 from .shell import Word
@@ -29,6 +29,8 @@ def check_array_values(context: Context) -> Iterator[Problem]:
     variable, numbers = read_array(context)
     line = context.option_line("array", "job-name")
     for selection in context.script.selections if numbers else ():
+        if may_expand(context, selection.name):
+            continue
         last = max(numbers) + selection.offset
         correct = f"0-{selection.length - 1}" if not selection.offset else (
             f"{-selection.offset}-{selection.length - 1 - selection.offset}")
@@ -46,6 +48,16 @@ def check_array_values(context: Context) -> Iterator[Problem]:
                           "no job takes the other values", fix + advise("only if all values are meant"))
 
 
+def may_expand(context: Context, name: str) -> bool:
+    """Return whether an array has an element that bash may expand to several: a pattern of files, or braces."""
+    for text in re.findall(rf"\b{name}\+?=\(([^()]*)", context.script.text):
+        unquoted = re.sub(r"\"[^\"]*\"|'[^']*'|\\.|(?m:(?:^|\s)#.*)", "", text)
+        values = re.sub(r"\$\{?(\w+)\}?", lambda match: context.script.variables.get(match[1], ""), unquoted)
+        if re.search(r"[*?\[{]", values):
+            return True
+    return False
+
+
 def replace_only_text(context: Context, line: int | None, pattern: str, text: str) -> Fix:
     """Return the change of what a pattern matches in a line, nothing if it matches at several places."""
     is_once = line is not None and len(re.findall(pattern, context.script.lines[line - 1])) == 1
@@ -59,8 +71,7 @@ def check_late_option(context: Context) -> Iterator[Problem]:
         launch = step.launch
         if launch.program is not Program.MPIDDP or not launch.script or launch.container:
             continue
-        texts = map(context.host.read, list_places(context, launch.folder, launch.script))
-        text = next(filter(None, texts), "")
+        text = read_training(context, launch)
         if "ArgumentParser(" not in text or "add_argument(" not in text or OTHER_PARSERS.search(text):
             continue  # its options may come from elsewhere
         late = list(find_late_options(launch, text))

@@ -26,6 +26,10 @@ SENTINELS = {"#SBATCH": Scheduler.SLURM, "#PBS": Scheduler.PBS, "#BSUB": Schedul
 WRONG_BEGINNING = re.compile(r"^(?:#(?:sbatch|SBTACH|SBACTH|SBATHC|SABTCH|SBATCh|Sbatch)\b|#SBATCH(?=-)|"
                              r"[ \t]+#SBATCH(?=\s+-))\s*")
 PLAIN_CHARACTERS = str.maketrans("\u201c\u201d\u2018\u2019\u00a0", "\"\"'' ")  # for those of text processors
+# A value in quotes, which may have such characters; or a dash, a quoted value or a space of a text processor.
+TYPOGRAPHIC = re.compile(
+    "(?P<plain>\"[^\"]*\"|'[^']*')|(?<!\\S)-*[\u2013\u2014]+-*(?=(?P<short>[A-Za-z](?![\\w-]*[A-Za-z-]))|\\w)|"
+    "(?P<other>(?<=[=\\s])[\u201c\u201d\u2018\u2019][^\"'\u201c\u201d\u2018\u2019]*[\"'\u201c\u201d\u2018\u2019]|\u00a0)")
 MISSPELLING_RATIO = 0.85  # of difflib, from which on a name is taken for a misspelling
 # Long names of short options. srun has those of sbatch, and more.
 SLURM_NAMES = {
@@ -120,19 +124,32 @@ def read_directives(
 
 
 def correct_directive(line: str) -> str:
-    """Return a directive as it is meant: with its right beginning, and without typographic characters."""
-    line = WRONG_BEGINNING.sub("#SBATCH ", line)
-    if not line.startswith(tuple(SENTINELS)):
-        return line
-    return re.sub("-*[\u2013\u2014]+-*", "--", line.translate(PLAIN_CHARACTERS))
+    """Return a directive as it is meant: with its right beginning, and with the dashes, quotes and spaces of a shell.
+
+    A command in a comment, `#sbatch --array=1-4 job.sh`, is none.
+    """
+    meant = WRONG_BEGINNING.sub("#SBATCH ", line)
+    if meant != line:
+        words = split_words(meant.removeprefix("#SBATCH"))
+        if not words or slurm_options(words)[1] < len(words):
+            return line
+    if not meant.startswith(tuple(SENTINELS)):
+        return meant
+    return TYPOGRAPHIC.sub(lambda match: match[0] if match["plain"] else match["other"].translate(
+        PLAIN_CHARACTERS) if match["other"] else "-" if match["short"] else "--", meant)
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a directive, without a comment."""
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:
+        return text.split()
 
 
 def read_options(scheduler: Scheduler, text: str) -> dict[str, str]:
     """Return the options in a directive's text by their long names."""
-    try:
-        words = shlex.split(text, comments=True)
-    except ValueError:
-        words = text.split()
+    words = split_words(text)
     if scheduler is Scheduler.SLURM:
         return {find_meant_option(name) or name: value for name, value in slurm_options(words)[0]}
     if scheduler is Scheduler.FLUX:
@@ -152,8 +169,15 @@ def find_meant_option(name: str) -> str | None:
 
 
 def slurm_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], int]:
-    """Return the options of sbatch or srun, and the position of the first other word."""
-    return getopt(words, SLURM_NAMES, SLURM_FLAGS, SLURM_ALIASES)
+    """Return the options of sbatch or srun, and the position of the first other word.
+
+    The cores and GPUs of --tres-per-task stand behind it as options of their own.
+    """
+    options, position = getopt(words, SLURM_NAMES, SLURM_FLAGS, SLURM_ALIASES)
+    own = {"cpu": "cpus-per-task", "gres/gpu": "gpus-per-task", "gres:gpu": "gpus-per-task"}
+    resources = [(own[name], value) for option, text in options if option == "tres-per-task"
+                 for name, value in re.findall(r"(cpu|gres[/:]gpu)[:=]([^,]+)", text)]
+    return [*options, *resources], position
 
 
 def flux_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], int]:

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 
-from .batch_script import Command
+from .batch_script import Command, Launch
 from .context import Context
 
 MAKERS = ("cp", "rsync", "tar", "unzip", "git", "wget", "curl", "sbcast", "ln", "mkdir", "touch", "mv", "cat", "tee",
@@ -42,6 +42,12 @@ def list_places(context: Context, folder: str | None, path: str) -> list[str]:
     if folder in ("", "."):
         places.append(os.path.join(os.path.dirname(context.script.path), path))
     return places
+
+
+def read_training(context: Context, launch: Launch) -> str:
+    """Return the text of a training script, empty if it is not here."""
+    places = list_places(context, launch.folder, launch.script) if launch.script else []
+    return next(filter(None, map(context.host.read, places)), "")
 
 
 def makes_file(command: Command, path: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from .batch_script import Launch, Program, Scheduler
 from .context import MPI_MODULES, STARTERS, Context, Fix, Problem, Step, count, find_mpi, find_option, is_mpirun, rule
-from .directives import SLURM_FLAGS, SLURM_NAMES, read_number
+from .directives import SLURM_FLAGS, SLURM_NAMES, parse_gpus, read_number
 from .edits import (
     TORCHRUN,
     advise,
@@ -27,6 +27,7 @@ from .edits import (
     set_starter_processes,
     set_tasks,
 )
+from .files import read_training
 from .findings import Severity
 from .launches import LAUNCHERS, is_our_option, split_program
 
@@ -36,6 +37,10 @@ CRAY_SIGNS = (r"cray|prgenv|\bcpe\b|cudatoolkit|libfabric|aws-ofi|shifter|podman
 OPEN_MPI_OPTIONS = ("x", "mca", "npernode", "oversubscribe", "allow-run-as-root", "report-bindings")
 FITTING_MPI = {"Open MPI": "pmix", "Intel MPI": "pmi2", "MPICH": "pmi2"}
 FLUX_WAITS = r"\bflux\s+(job\s+(wait|attach|status)|watch|queue\s+(drain|idle)|wait)\b"
+# What is in the words or the text of a script of which one process uses several GPUs, or starts others.
+SEVERAL_GPUS = re.compile(r"spawn|(?<!distributed)(?<!distributed[-_ ])(?<!sharded)(?<!sharded[-_ ])data.?parallel|"
+                          r"device.?map|tensor.?parallel|\bray\b|vllm|accelerate.dispatch|\b(mp|multiprocessing)\.Process\(",
+                          re.IGNORECASE)
 INNER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
 
 
@@ -190,6 +195,8 @@ def check_no_launcher(context: Context) -> Iterator[Problem]:
                               f"{launch.program.value} runs on the first of {job.nodes} nodes only",
                               "a batch script runs on one node; the others are idle, or waited for",
                               start_on_each_node(context, step))
+        elif launch.program is Program.PYTHON and not has_tasks_for_ranks(context, launch):
+            continue
         elif (job.tasks or 1) > 1 or (launch.program is Program.MPIDDP and ((job.nodes or 1) > 1 or (
                 job.gpus_per_node or 1) > 1)):
             numbers = (job.tasks, "task"), (job.nodes, "node"), (job.gpus_per_node, "GPU")
@@ -197,6 +204,25 @@ def check_no_launcher(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.ERROR, launch.line, f"no launcher: one process for {many}",
                           "the script is started once, on the first node, and trains alone",
                           add_launcher(context, step))
+
+
+def has_tasks_for_ranks(context: Context, launch: Launch) -> bool:
+    """Return whether the tasks of a job are meant for ranks of a plain Python script, and not as cores of it."""
+    job, options = context.script.request, context.script.options
+    are_cores = context.script.scheduler is Scheduler.LSF or "ppn=" in options.get("nodes", "")
+    if are_cores or context.has_text(r"\bray\s+start\b"):
+        return False
+    if (job.nodes or 1) > 1:
+        return True
+    gpus = job.gpus_per_node or parse_gpus(options.get("gpus")) or (job.gpus_per_task or 0) * (job.tasks or 0)
+    return gpus > 1 and not may_use_several_gpus(context, launch)
+
+
+def may_use_several_gpus(context: Context, launch: Launch) -> bool:
+    """Return whether a plain Python script may use several GPUs itself, or start processes, by its words or text."""
+    words = " ".join((*launch.options, *launch.script_words))
+    return re.search("multiprocess", words, re.IGNORECASE) is not None or any(
+        map(SEVERAL_GPUS.search, (words, read_training(context, launch))))
 
 
 def insert_launcher(context: Context, launch: Launch, start: str) -> Fix:
@@ -231,6 +257,7 @@ def add_launcher(context: Context, step: Step) -> Fix:
         pattern = rf"-m\s+{begin}" if launch.is_module else begin
         name = f"-m {launch.script_words[0]}" if launch.is_module else launch.script_words[0]
         fix += change_line(context, launch, pattern, f"-m mpiddp {name}").otherwise(f"write python -m mpiddp {name}")
+        fix += advise(f"only if {launch.script_words[0]} trains by torch.distributed")
     gpus = job.gpus_per_node
     if context.script.scheduler is Scheduler.SLURM and gpus and job.tasks_per_node not in (None, gpus):
         fix += set_tasks(context, replace(step, request=job), gpus)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from .arguments import read_arguments
 from .batch_script import Launch, Program, Scheduler
 from .context import Context, Fix, Problem, Step, count, rule
 from .directives import read_number
 from .edits import advise, change_line, set_job_tasks
-from .files import list_places
+from .files import read_training
 from .findings import Severity
 
 IMPORT = re.compile(r"^\s*(import|from)\s+(pytorch_)?lightning\b", re.MULTILINE)
+PACKAGE = re.compile(r"(pytorch_)?lightning(\.|$)")
 OTHER_TRAINERS = re.compile(r"transformers|LightningEnvironment|cluster_environment|plugins")
 INTERACTIVE = ("bash", "interactive")  # jobs with these names are none of Slurm for Lightning
 
@@ -39,8 +40,9 @@ def check_lightning(context: Context) -> Iterator[Problem]:
         if nodes and job.nodes and nodes != job.nodes:
             pattern = rf"(?<=--{re.sub('[-_]', '[-_]', name)}[= ]){nodes}\b"
             fix = change_line(context, launch, pattern, str(job.nodes)) if name else Fix()
-            yield Problem(Severity.ERROR, launch.line,
-                          f"Trainer(num_nodes={nodes}), but the job has {count(job.nodes, 'node')}",
+            is_given = any(keyword.arg == "num_nodes" for keyword in trainer.keywords)
+            given = f"Trainer(num_nodes={nodes})" if is_given else "Trainer has no num_nodes, which is then 1"
+            yield Problem(Severity.ERROR, launch.line, f"{given}, but the job has {count(job.nodes, 'node')}",
                           "Lightning compares them, and refuses to start",
                           fix.otherwise(f"write num_nodes={job.nodes} in {launch.script}"))
 
@@ -57,16 +59,42 @@ def find_trainer(context: Context, launch: Launch) -> ast.Call | None:
     if launch.program is not Program.PYTHON or launch.launcher not in ("srun", "") or launch.container or (
             not launch.script):
         return None
-    text = next(filter(None, map(context.host.read, list_places(context, launch.folder, launch.script))), "")
+    text = read_training(context, launch)
     if not IMPORT.search(text) or OTHER_TRAINERS.search(text):
         return None
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    calls = [node for node in nodes if isinstance(node, ast.Call) and "Trainer" in (
-        getattr(node.func, "id", ""), getattr(node.func, "attr", ""))]
+    names = find_trainer_names(nodes)
+    calls = [node for node in nodes if isinstance(node, ast.Call) and spell_name(node.func) in names]
     return calls[0] if len(calls) == 1 else None
+
+
+def spell_name(node: ast.expr) -> str:
+    """Return a name with dots as it is written, or something that is no name."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.insert(0, node.attr)
+        node = node.value
+    return ".".join([getattr(node, "id", ""), *parts])
+
+
+def find_trainer_names(nodes: Sequence[ast.AST]) -> set[str]:
+    """Return the names by which a script can call Lightning's Trainer, without those of its own classes."""
+    names = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            modules = [(alias.name, alias.asname or alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            modules = [(f"{node.module}.{alias.name}", alias.asname or alias.name) for alias in node.names]
+        else:
+            continue
+        for module, name in modules:
+            if PACKAGE.match(module):
+                is_class = isinstance(node, ast.ImportFrom) and module.endswith(".Trainer")
+                names |= {name} if is_class else {f"{name}.Trainer", f"{name}.pytorch.Trainer"}
+    return names - {node.name for node in nodes if isinstance(node, ast.ClassDef)}
 
 
 def read_nodes(trainer: ast.Call, launch: Launch) -> tuple[str, int | None]:

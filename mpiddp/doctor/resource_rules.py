@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from .batch_script import Launch, Program, Scheduler
 from .context import (
@@ -39,12 +40,15 @@ from .edits import (
     set_tasks,
     set_variable,
 )
+from .files import read_training
 from .findings import Severity
+from .launch_rules import may_use_several_gpus
 
 WHOLE_NODE_GPUS = 8  # nodes with more GPUs are rare
 MIN_MB_PER_RANK = 2048  # torch with CUDA needs about that much memory of the host
 CONTAINER_VALUES = ("-B", "--bind", "--pwd", "--cwd", "-H", "--home", "-o", "--overlay", "--env", "--env-file",
                     "-W", "--workdir", "-S", "--scratch", "-v", "--volume", "-w", "--mount", "--network")
+VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 CPU_MAPS = ("none", "map_cpu", "mask_cpu", "map_ldom", "mask_ldom", "no")
 
 
@@ -59,15 +63,19 @@ def check_tasks_per_node(context: Context) -> Iterator[Problem]:
         if processes > 1 and gpus == processes * each and step.launch.program not in STARTERS:
             yield judge_gpus_of_tasks(context, step, processes, each)
         elif processes < gpus:
-            if find_option(step.launch.options, "allow-idle-gpus") is not None or is_alone(step):
+            if find_option(step.launch.options, "allow-idle-gpus") is not None or is_alone(context, step) or (
+                    divides_gpus(context) or has_devices_of_its_own(context, step)):
                 continue
             is_refused = processes == 1 and step.launch.program is Program.MPIDDP
             reason = "mpiddp refuses to start (idle-gpus)" if is_refused else (
                 f"{count(gpus - processes, 'GPU')} of each node will be idle")
-            yield Problem(Severity.ERROR if is_refused or processes == 1 else Severity.WARNING, line,
+            is_python = step.launch.program is Program.PYTHON
+            is_error = is_refused or (processes == 1 and not is_python)
+            yield Problem(Severity.ERROR if is_error else Severity.WARNING, line,
                           f"{count(processes, 'process')} per node for {count(gpus, 'GPU')} per node",
-                          f"one process uses one GPU; {reason}", set_processes(context, step, gpus))
-        elif find_option(step.launch.options, "share-gpus") is None:
+                          f"one process {'mostly ' * is_python}uses one GPU; {reason}", set_processes(
+                              context, step, gpus) + advise("only if one process uses one GPU" * is_python))
+        elif find_option(step.launch.options, "share-gpus") is None and not has_devices_of_its_own(context, step):
             yield Problem(Severity.ERROR, line, f"{processes} processes per node for {count(gpus, 'GPU')} per node",
                           "each process needs a GPU of its own", set_processes(context, step, gpus))
 
@@ -105,12 +113,28 @@ def judge_gpus_of_tasks(context: Context, step: Step, tasks: int, each: int) -> 
                                              f"{gpus} --gpus-per-node={gpus}"))
 
 
-def is_alone(step: Step) -> bool:
-    """Return whether a process of plain Python may start others, or another rule is about the launch."""
+def is_alone(context: Context, step: Step) -> bool:
+    """Return whether a process of plain Python may use several GPUs, or another rule is about the launch."""
     launch = step.launch
-    starts_others = re.search(r"spawn|multiprocess|data.?parallel", " ".join(launch.script_words), re.IGNORECASE)
-    is_single = launch.program is Program.PYTHON and (starts_others is not None or not launch.launcher)
-    return is_single or (launch.program not in STARTERS and not launch.launcher)
+    return (launch.program is Program.PYTHON and may_use_several_gpus(context, launch)) or (
+        launch.program not in STARTERS and not launch.launcher)
+
+
+def has_devices_of_its_own(context: Context, step: Step) -> bool:
+    """Return whether a training that is not mpiddp's gets some of a node's GPUs by a variable."""
+    if step.launch.launcher == "srun" or step.launch.program is Program.MPIDDP:
+        return False
+    variables = {**context.script.variables, **step.launch.assignments}
+    return any(
+        name in variables and variables[name].count(",") + 1 != step.request.gpus_per_node for name in VISIBLE_DEVICES)
+
+
+def divides_gpus(context: Context) -> bool:
+    """Return whether several trainings run at once, or see different GPUs."""
+    values = {match for line in context.script.lines if not line.lstrip().startswith("#") for match in re.findall(
+        rf"\b(?:{'|'.join(VISIBLE_DEVICES)})=([^\s;&|]*)", line)}
+    return len(values) > 1 or sum(step.launch.is_background + (step.launch.is_background and step.launch.in_loop)
+                                  for step in context.steps) > 1
 
 
 def process_line(context: Context, step: Step) -> int | None:
@@ -246,7 +270,8 @@ def check_one_core(context: Context) -> Iterator[Problem]:
 
 def is_spread_over_cores(context: Context, step: Step) -> bool:
     """Return whether a job with many tasks starts fewer processes, so that each has several cores."""
-    job, processes = context.script.request.tasks_per_node, step.processes_per_node
+    request, processes = context.script.request, step.processes_per_node
+    job = request.tasks_per_node or request.tasks
     return job is not None and processes is not None and job > processes
 
 
@@ -272,6 +297,7 @@ def lacks_cores(context: Context, launch: Launch) -> bool:
     return not (
         launch.launcher != "srun" or launch.has_unknown_options
         or {"cpus-per-task", "cpus-per-gpu"} & set(launch.launcher_options)
+        or "tres-per-task" in context.script.options  # srun inherits it
         or "SRUN_CPUS_PER_TASK" in {*context.script.exported, *launch.assignments}
         or binding.removeprefix("verbose,").removeprefix("v,").replace("=", ":").partition(":")[0] in CPU_MAPS)
 
@@ -337,9 +363,12 @@ def check_memory(context: Context) -> Iterator[Problem]:
         if not size:  # 0 is all memory of the node
             continue
         if name != "mem-per-cpu" and text.isdigit() and size < 1024:
-            yield Problem(Severity.ERROR, context.option_line(name), f"--{name}={text} is {text} MB",
-                          "a size without a unit is in MB; torch alone needs more",
-                          set_option(context, name, f"{text}G"))
+            is_short = needs_torch(context)
+            fix = set_option(context, name, f"{text}G")
+            yield Problem(Severity.ERROR if is_short else Severity.NOTE, context.option_line(name),
+                          f"--{name}={text} is {text} MB",
+                          "a size without a unit is in MB" + "; torch alone needs more" * is_short,
+                          fix if is_short else fix + advise("only if GB are meant"))
             continue
         per_node = {"mem": 1, "mem-per-gpu": context.script.request.gpus_per_node,
                     "mem-per-cpu": (context.script.request.cpus_per_task or int("exclusive" not in options))
@@ -353,6 +382,14 @@ def check_memory(context: Context) -> Iterator[Problem]:
                           "in each rank, without data",
                           replace_option(context, None, name, f"--mem={max(ranks, gpus) * 16}G")
                           + advise("16 GB for each rank are an example"))
+
+
+def needs_torch(context: Context) -> bool:
+    """Return whether a job has GPUs, or a training that surely imports torch."""
+    return any(name in context.script.options for name in GPU_OPTIONS) or any(
+        step.launch.program is not Program.PYTHON or re.search(
+            r"^\s*(import|from)\s+torch\b", read_training(context, step.launch), re.MULTILINE)
+        for step in context.steps)
 
 
 @rule("exclusive", "all GPUs of a node, but not the node")
@@ -471,16 +508,24 @@ def has_unknown_word(step: Step) -> bool:
 @rule("visible-devices", "CUDA_VISIBLE_DEVICES with fewer GPUs than the job has")
 def check_visible_devices(context: Context) -> Iterator[Problem]:
     """Compare CUDA_VISIBLE_DEVICES with the GPUs of a node; srun sets it anew in each task."""
-    if all(step.launch.launcher == "srun" for step in context.steps):
-        return
-    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        devices = context.script.variables.get(name, "")
-        gpus = context.script.request.gpus_per_node
-        if gpus and re.fullmatch(r"\d+(,\d+)*", devices) and len(devices.split(",")) < gpus:
-            yield Problem(Severity.ERROR, context.script.variable_lines[name],
-                          f"{name}={devices} hides {gpus - len(devices.split(','))} of {count(gpus, 'GPU')}",
-                          "Slurm sets it, and mpiddp gives each rank a GPU of its own",
-                          remove_assignments(context, context.script.variable_lines[name], name))
+    gpus = context.script.request.gpus_per_node
+    for step, name in product(context.steps, VISIBLE_DEVICES):
+        own = step.launch.assignments.get(name)
+        devices = own or context.script.variables.get(name, "")
+        if step.launch.launcher == "srun" or divides_gpus(context):
+            continue
+        visible, processes = len(devices.split(",")), step.processes_per_node or 1
+        if gpus and re.fullmatch(r"\d+(,\d+)*", devices) and visible < gpus:
+            is_ours = step.launch.program is Program.MPIDDP
+            is_short = is_ours or processes > visible
+            line = step.launch.line if own else context.script.variable_lines[name]
+            reason = "mpiddp gives each rank a GPU of its own" if is_ours else (
+                f"{count(processes, 'process')} of a node cannot have a GPU each" if is_short else "they are idle")
+            fix = remove_assignments(context, line, name)
+            yield Problem(Severity.ERROR if is_short else Severity.WARNING, line,
+                          f"{name}={devices} hides {gpus - visible} of {count(gpus, 'GPU')}",
+                          f"the batch system sets it; {reason}",
+                          fix if is_short else fix + advise("or ask for fewer GPUs"))
 
 
 @rule("step-gpus", "flux run without the job's GPUs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from signal import Signals
 
 from .batch_script import Command, Launch, Program, Scheduler
 from .context import Context, Fix, Problem, Step, find_option, is_mpirun, rule
@@ -23,6 +24,7 @@ from .findings import Severity
 DEFAULT_SIGNAL_S = 60  # man sbatch, --signal
 MIN_SIGNAL_S = 30  # a step and a checkpoint, at least
 REQUEUE = r"scontrol\s+requeue(hold)?\b|--requeue-self\b"
+PRINTED = r"\b(echo|printf)\b(\"[^\"]*\"|'[^']*'|[^;&|\"'])*"
 RESUBMIT = r"(sbatch|qsub|bsub|flux\s+batch)\s+.*(\$0|\$\{0\}|BASH_SOURCE)"
 
 
@@ -31,13 +33,19 @@ def read_signal(context: Context) -> tuple[bool, str, int] | None:
     match = re.fullmatch(r"(?:(R?B?R?):)?(?:SIG)?(\w+)(?:@([0-9]{1,7}))?", context.script.options.get("signal", ""))
     if context.script.scheduler is not Scheduler.SLURM or match is None:
         return None
-    return "B" in (match[1] or ""), match[2].upper(), int(match[3] or DEFAULT_SIGNAL_S)
+    return "B" in (match[1] or ""), name_signal(match[2]), int(match[3] or DEFAULT_SIGNAL_S)
+
+
+def name_signal(text: str) -> str:
+    """Return the name, without SIG, of a signal that is given by its name or number."""
+    names = {str(signal.value): signal.name for signal in Signals}
+    return names.get(text, text.upper()).removeprefix("SIG")
 
 
 def find_trap(context: Context, signal: str) -> Command | None:
     """Return the `trap` of the batch shell for a signal, None if there is none."""
     for command in context.script.commands:
-        signals = [word.upper().removeprefix("SIG") for word in command.words[2:]]
+        signals = [*map(name_signal, command.words[2:])]
         if command.words[0] == "trap" and signal in signals and command.words[1] not in ("-", ""):
             return command
     return None
@@ -163,9 +171,8 @@ def check_requeue(context: Context) -> Iterator[Problem]:
     script = context.script
     if script.scheduler is not Scheduler.SLURM:
         return
-    asks = context.has_text(REQUEUE)
-    line = next((number for number, text in enumerate(script.lines, 1)
-                 if re.search(REQUEUE, text) and not text.lstrip().startswith("#")), None)
+    line = find_requeue(context)
+    asks = line is not None
     if asks and "no-requeue" in script.options:
         yield Problem(Severity.ERROR, context.option_line("no-requeue"),
                       "--no-requeue, but the script asks for a requeue", "scontrol requeue is refused",
@@ -183,6 +190,12 @@ def check_requeue(context: Context) -> Iterator[Problem]:
                               requeue_at_end(context, step.launch))
 
 
+def find_requeue(context: Context) -> int | None:
+    """Return the line that queues the job again, None if there is none; a text that is printed does not."""
+    return next((number for number, text in enumerate(context.script.lines, 1)
+                 if re.search(REQUEUE, re.sub(PRINTED, "", text)) and not text.lstrip().startswith("#")), None)
+
+
 def requeue_at_end(context: Context, launch: Launch) -> Fix:
     """Return the lines that queue a job again if mpiddp has stopped it, where nothing follows the launch."""
     last = launch.line + launch.text.count("\n")
@@ -197,7 +210,7 @@ def check_open_mode(context: Context) -> Iterator[Problem]:
     """Look for a requeue without --open-mode=append."""
     options = context.script.options
     if context.script.scheduler is Scheduler.SLURM and options.get("open-mode", "truncate") == "truncate" and (
-            "requeue" in options or context.has_text(REQUEUE)) and context.steps:
+            "requeue" in options or find_requeue(context)) and context.steps:
         yield Problem(Severity.WARNING, context.option_line("open-mode", "requeue", "output"),
                       "a requeued job without --open-mode=append",
                       "each start overwrites the output of the one before",

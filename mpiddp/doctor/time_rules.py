@@ -63,7 +63,9 @@ def check_walltime(context: Context) -> Iterator[Problem]:
     elif hours := find_meant_hours(context, text, line):
         shown = f"--time={text}" if script.scheduler is Scheduler.SLURM else f"a walltime of {text}"
         yield Problem(Severity.WARNING, line, f"{shown} is {count((walltime or 0) // 60, 'minute')}",
-                      READS_MINUTES[script.scheduler], set_option(context, name, form.hours.format(hours)))
+                      READS_MINUTES[script.scheduler], set_option(context, name, form.hours.format(hours)) + (
+                          Fix() if find_hours(read_comment(context, line)) == hours else
+                          advise(f"only if {hours} hours are meant")))
     elif walltime is not None and 0 < walltime < MIN_WALLTIME_S:
         yield Problem(Severity.WARNING, line, f"a walltime of {count(walltime, 'second')}",
                       "importing torch from a shared file system alone can take minutes",
@@ -77,10 +79,15 @@ def find_meant_hours(context: Context, text: str, line: int | None) -> str:
         return text.partition(":")[0]
     if scheduler is Scheduler.PBS or not text.isdigit():
         return ""
-    comment = context.script.lines[line - 1].partition(" #")[2] if line else ""
+    comment = read_comment(context, line)
     if re.search(r"\bmin", comment):
         return ""
     return text if BARE_HOURS.fullmatch(text) else find_hours(comment)
+
+
+def read_comment(context: Context, line: int | None) -> str:
+    """Return the comment behind a directive, empty for none."""
+    return context.script.lines[line - 1].partition(" #")[2] if line else ""
 
 
 def find_hours(text: str) -> str:
