@@ -108,7 +108,8 @@ CASES = {
 +srun --export=ALL,EPOCHS=1 python train.py
 """, r"^FAILED", RANKS),
     "no-launcher": Case("""\
- #SBATCH --ntasks=2
+ #SBATCH --ntasks-per-node=2
+ #SBATCH --gpus-per-node=2
 -python train.py
 +srun python train.py
 """, r"^COMPLETED 0:0 J.out\nrank 0 of 2 .*$", RANKS),
