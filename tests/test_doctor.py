@@ -1374,8 +1374,8 @@ def test_many_variables_take_little_time() -> None:
 def test_a_patch_has_the_bytes_of_the_script(quick: Mpi, tmp_path: Path) -> None:
     """Also those that are not UTF-8, in the lines around a change and in those that change."""
     (tmp_path / "train.py").touch()
-    old = (head("--time=24:00") + "# caf\udce9 \u00e9\n" + START.rstrip() + " --name \udce9 &\n# \udcff\n").encode(
-        errors="surrogateescape")
+    text = head("--time=24:00  # 24 hours") + "# caf\udce9 \u00e9\n" + START.rstrip() + " --name \udce9 &\n# \udcff\n"
+    old = text.encode(errors="surrogateescape")
     (job := tmp_path / "job.sh").write_bytes(old)
     patch = subprocess.run([quick.python, "-m", "mpiddp.doctor", "--fix", "job.sh"], cwd=tmp_path, check=True,
                            capture_output=True, timeout=support.DEADLINE_S).stdout

@@ -121,7 +121,7 @@ def check_nested_launcher(context: Context) -> Iterator[Problem]:
     for step in context.steps:
         launch, tasks = step.launch, step.request.tasks
         per_node = step.request.tasks_per_node
-        if launch.inner:
+        if launch.inner and not launch.inner.startswith("$"):
             yield Problem(Severity.ERROR, launch.line, f"{launch.launcher} starts {launch.inner}",
                           f"each task starts a job of its own ({launch.inner} is a launcher itself)",
                           remove_inner_launcher(context, launch))
@@ -332,7 +332,8 @@ def judge_rendezvous(context: Context, launch: Launch, nodes: int) -> Problem | 
                        advise("leave the address to python -m mpiddp, which needs none"))
     if re.match(LOCALHOST, endpoint):
         return Problem(Severity.ERROR, launch.line, f"the address of the first node is localhost, on {nodes} nodes",
-                       "each node waits for itself", set_address(context, launch))
+                       "each node waits for itself; the batch script fills in the name of the first node, once",
+                       set_address(context, launch))
     return None
 
 

@@ -25,6 +25,8 @@ DEFAULT_SIGNAL_S = 60  # man sbatch, --signal
 MIN_SIGNAL_S = 30  # a step and a checkpoint, at least
 REQUEUE = r"scontrol\s+requeue(hold)?\b|--requeue-self\b"
 PRINTED = r"\b(echo|printf)\b(\"[^\"]*\"|'[^']*'|[^;&|\"'])*"
+FOREGROUND = ("bash runs a trap only after the command in the foreground has ended; of two waits the first ends with "
+              "the signal, the second with the training")
 RESUBMIT = r"(sbatch|qsub|bsub|flux\s+batch)\s+.*(\$0|\$\{0\}|BASH_SOURCE)"
 
 
@@ -67,7 +69,7 @@ def check_signal_batch(context: Context) -> Iterator[Problem]:
         yield Problem(Severity.ERROR, line, f"--signal without B:, but the script traps SIG{name}",
                       "Slurm sends the signal to the tasks of srun, and the batch shell never gets it"
                       + ("" if launch.is_background else
-                         "; bash runs a trap only after the command in the foreground has ended"),
+                         f"; {FOREGROUND}"),
                       with_batch if launch.is_background else with_batch + wait_for_trap(context, launch))
     elif not to_shell and is_mpirun(launch):
         yield Problem(Severity.ERROR, line, f"--signal without B:, but {launch.launcher} starts the ranks",
@@ -79,8 +81,7 @@ def check_signal_batch(context: Context) -> Iterator[Problem]:
                       without if launch.launcher == "srun" else add_trap + wait_for_trap(context, launch))
     elif to_shell and trap is not None and not launch.is_background:
         yield Problem(Severity.ERROR, trap.line, f"the trap for SIG{name} waits for the end of the training",
-                      "bash runs a trap only after the command in the foreground has ended",
-                      wait_for_trap(context, launch))
+                      FOREGROUND, wait_for_trap(context, launch))
     elif to_shell and trap is not None and is_one_wait(context, trap):
         wait = next(command for command in context.script.commands if command.words[0] == "wait")
         yield Problem(Severity.WARNING, wait.line, f"SIG{name} ends this wait",

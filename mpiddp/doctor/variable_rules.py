@@ -38,10 +38,16 @@ def check_early_variable(context: Context) -> Iterator[Problem]:
             continue
         for name in TASK_VARIABLES:
             if any(part in (f"${name}", f"${{{name}}}") for part in launch.unknown):
-                yield Problem(Severity.ERROR, launch.line, f"${name} is expanded before {launch.launcher} starts",
+                own = range(launch.line, launch.line + launch.text.count("\n") + 1)
+                lines = [number for number, text in enumerate(context.script.lines, 1)
+                         if re.search(rf"\$\{{?{name}\b", text) and not re.match(r"\s*(echo|printf|#)", text)]
+                line = launch.line if {*own} & {*lines} or not lines else lines[-1]
+                yield Problem(Severity.ERROR, line, f"${name} is expanded before {launch.launcher} starts",
                               "the batch script's own value, 0, goes to all tasks",
                               advise("leave it out: python -m mpiddp sets the ranks" if launch.program is Program.MPIDDP
-                                     else f"write {launch.launcher} bash -c '… ${name} …'; mpiddp sets ranks itself"))
+                                     else f"write {launch.launcher} bash -c '… ${name} …' with the whole command in "
+                                     "the quotes, and export the variables that it reads; or start mpiddp, which needs "
+                                     "none of this"))
                 break
 
 
