@@ -126,10 +126,10 @@ CASES = {
     "uneven-tasks": Case("""\
  #SBATCH --nodes=2
  #SBATCH --gpus-per-node=2
--#SBATCH --ntasks=4
+-#SBATCH --ntasks=3
 +#SBATCH --ntasks-per-node=2
  srun python train.py
-""", r"^COMPLETED 0:0 J.out(\nrank . of 4 on (\S+) .*){3}\nrank 3 of 4 on (?!\2).*$",
+""", r"^COMPLETED 0:0 J.out\nrank 0 of 3 on (\S+) .*\nrank 1 of 3 .*\nrank 2 of 3 on (?!\1 ).*$",
                          r"^COMPLETED 0:0 J.out(\nrank . of 4 on (\S+) .*){2}(\nrank . of 4 on (?!\2).*){2}$"),
     "background-wait": Case("""\
  #SBATCH --ntasks=2
