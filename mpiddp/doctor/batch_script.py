@@ -111,7 +111,7 @@ def check_data(data: bytes) -> None:
         raise NotABatchScript("is a binary file, not a job script")
     if b"\r\n" in data:
         raise NotABatchScript("has Windows line ends (CR LF), which no batch system and no shell accepts; convert it "
-                              "with dos2unix, or with sed -i 's/\\r$//'")
+                              "with dos2unix, or with sed -i 's/\\r$//' and its name")
 
 
 def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> BatchScript:

@@ -18,7 +18,6 @@ from .conversion_directives import CHECK, convert_directives, count_ranks_per_no
 from .directives import read_number, slurm_options
 from .shell import Command, QuoteError, Word, parse, read_text
 from .statements import (
-    apply_edits,
     find_comments,
     find_line,
     find_place,
@@ -28,6 +27,7 @@ from .statements import (
     references,
     remove_empty_lines,
     remove_exports,
+    replace_spans,
 )
 from .words import as_word, break_lines, format_word, format_words, read_tokens
 
@@ -77,7 +77,7 @@ def convert(script: BatchScript, read_file: ReadFile) -> str:
         return script.text
     is_alone = len(launches) == 1
     edits = [edit for launch in launches.values() for edit in replace_launch(script, launch, read_file, is_alone)]
-    text = remove_unneeded(apply_edits(script.text, edits), script, edits, [*launches.values()])
+    text = remove_unneeded(replace_spans(script.text, edits), script, edits, [*launches.values()])
     main = [*launches.values()][-1]
     ranks = count_ranks_per_node(script, main)
     if script.scheduler is Scheduler.SLURM and ranks not in (None, script.request.tasks_per_node):
@@ -99,7 +99,7 @@ def keep_tasks(text: str, request: Request) -> str:
             continue
         place = len(data[:name.end_byte].decode())
         edits.append((place, place, f" --ntasks={count_tasks(request, options.get('nodes', '$SLURM_NNODES'))}"))
-    return apply_edits(text, edits)
+    return replace_spans(text, edits)
 
 
 def count_tasks(request: Request, nodes: str) -> str:
@@ -366,7 +366,7 @@ def remove_unneeded(
             changes[statement] = remove_exports(statement.text, unread)
         elif "enroot create" in statement.text and "srun" not in statement.commands:
             changes[statement] = create_containers(statement.text)
-    edited = apply_edits(text, [(statement.begin, statement.end, part) for statement, part in changes.items()])
+    edited = replace_spans(text, [(statement.begin, statement.end, part) for statement, part in changes.items()])
     return remove_empty_lines(edited, script.text)
 
 

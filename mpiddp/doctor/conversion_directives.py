@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from .batch_script import BatchScript, Launch, Program, Scheduler
-from .directives import read_number
+from .directives import find_directives_end, read_number
+from .edits import option_pattern
 
 CHECK = "# check: "
-SPELLINGS = {"ntasks-per-node": "(--ntasks-per-node|--tasks-per-node)", "ntasks": "(--ntasks|-n)",
-             "cpus-per-task": "(--cpus-per-task|-c)"}
 
 
 def count_ranks_per_node(script: BatchScript, launch: Launch) -> int | None:
@@ -77,7 +76,7 @@ def convert_directives(script: BatchScript, lines: Sequence[str], ranks: int | N
 def edit_directives(lines: Sequence[str], changes: Mapping[str, str | None]) -> list[str]:
     """Return the lines with other values of sbatch's options, without those that are None; new ones come last."""
     missing = {name: value for name, value in changes.items() if value is not None}
-    end = find_end(lines)
+    end = find_directives_end(lines)
     edited: list[str] = []
     for line in lines[:end]:
         new, changed = edit_directive(line, changes) if line.startswith("#SBATCH") else (line, frozenset[str]())
@@ -90,21 +89,14 @@ def edit_directive(line: str, changes: Mapping[str, str | None]) -> tuple[str, f
     """Return a directive with other values, and which of them it has; the comment behind a new value is left out."""
     changed = set()
     for name, value in changes.items():
-        pattern = rf"\s+{SPELLINGS.get(name, f'(--{name})')}(?:=|\s+|(?<=-\w))([^\s#-]\S*)(\s+#.*)?"
+        pattern = rf"\s+{option_pattern(Scheduler.SLURM, name)}(\s+#.*)?"
         if re.search(pattern, line):
             changed.add(name)
             line = re.sub(pattern, "" if value is None else f" --{name}={value}", line)
     return line, frozenset(changed)
 
 
-def find_end(lines: Sequence[str]) -> int:
-    """Return the position behind the last directive that the batch system reads."""
-    begin = next((number for number, line in enumerate(lines) if line.strip() and line[0] != "#"), len(lines))
-    return max((number + 1 for number, line in enumerate(lines[:begin]) if re.match("#(SBATCH|PBS|BSUB|flux:)", line)),
-               default=int(lines[0].startswith("#!")))
-
-
 def insert_check(lines: Sequence[str], text: str) -> list[str]:
     """Return the lines with something to check behind the directives."""
-    end = find_end(lines)
+    end = find_directives_end(lines)
     return [*lines[:end], CHECK + text, *lines[end:]]

@@ -22,6 +22,7 @@ class Scheduler(enum.Enum):
 
 SENTINELS = {"#SBATCH": Scheduler.SLURM, "#PBS": Scheduler.PBS, "#BSUB": Scheduler.LSF, "#flux:": Scheduler.FLUX,
              "#FLUX:": Scheduler.FLUX}
+BEGINNINGS = {scheduler: sentinel for sentinel, scheduler in reversed(SENTINELS.items())}  # to write
 # Beginnings that are meant to be #SBATCH.
 WRONG_BEGINNING = re.compile(r"^(?:#(?:sbatch|SBTACH|SBACTH|SBATHC|SABTCH|SBATCh|Sbatch)\b|#SBATCH(?=-)|"
                              r"[ \t]+#SBATCH(?=\s+-))\s*")
@@ -121,6 +122,13 @@ def read_directives(
         return Scheduler.NONE, ()
     first = next((scheduler for scheduler, directive in directives if not directive.is_late), directives[0][0])
     return first, tuple(directive for scheduler, directive in directives if scheduler is first)
+
+
+def find_directives_end(lines: Sequence[str]) -> int:
+    """Return the position behind the last directive that the batch system reads."""
+    begin = next((number for number, line in enumerate(lines) if line.strip() and line[0] != "#"), len(lines))
+    return max((number + 1 for number, line in enumerate(lines[:begin]) if line.startswith(tuple(SENTINELS))),
+               default=int(lines[0].startswith("#!")))
 
 
 def correct_directive(line: str) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from .batch_script import Command, Launch, Program, Scheduler
 from .context import Change, Context, Fix, Step, count, find_mpi, is_mpirun
-from .conversion_directives import find_end
 from .directives import (
+    BEGINNINGS,
     FLUX_ALIASES,
     FLUX_FLAGS,
     FLUX_NAMES,
@@ -17,6 +17,7 @@ from .directives import (
     SLURM_ALIASES,
     SLURM_FLAGS,
     SLURM_NAMES,
+    find_directives_end,
     number,
 )
 from .findings import Action, Edit
@@ -24,7 +25,6 @@ from .launches import JSRUN_NAMES, MPI_NAMES
 from .shell import QuoteError
 from .statements import remove_exports
 
-SENTINELS = {Scheduler.SLURM: "#SBATCH", Scheduler.PBS: "#PBS", Scheduler.LSF: "#BSUB", Scheduler.FLUX: "#flux:"}
 VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s\"'])+"
 EMPTY_DIRECTIVE = re.compile(r"(#SBATCH|#PBS( -l)?|#BSUB|#flux:)\s*(#.*)?")
 OPENS_BODY = re.compile(r"(\b(then|do|else)|\{|(?<!=)\()(\s+#.*)?$")
@@ -105,8 +105,10 @@ def set_variable(context: Context, line: int | None, name: str, value: str) -> F
 def set_option(context: Context, name: str, value: str = "") -> Fix:
     """Return the change that gives a directive's option a value: where it stands, or behind the last directive."""
     scheduler, text = context.script.scheduler, format_option(context.script.scheduler, name, value)
-    return replace_option(context, None, name, text) if name in context.script.options else insert_line(
-        find_end(context.script.lines) + 1, f"{SENTINELS[scheduler]} {'-l ' * (scheduler is Scheduler.PBS)}{text}")
+    if name in context.script.options:
+        return replace_option(context, None, name, text)
+    beginning = f"{BEGINNINGS[scheduler]} {'-l ' * (scheduler is Scheduler.PBS)}"
+    return insert_line(find_directives_end(context.script.lines) + 1, f"{beginning}{text}")
 
 
 def remove_options(context: Context, *names: str) -> Fix:
@@ -150,11 +152,18 @@ def option_pattern(scheduler: Scheduler | None, name: str) -> str:
         spelled = [re.escape(short) for short, long in names.items() if long == name]
         spelled += [re.escape(name)] if scheduler is None else []
         return rf"(?<![\w-])--?(?:{'|'.join(spelled)})(?:=|\s+){VALUE}"
-    is_flux = scheduler is Scheduler.FLUX
-    names, aliases = (FLUX_NAMES, FLUX_ALIASES) if is_flux else (SLURM_NAMES, SLURM_ALIASES)
+    if scheduler is Scheduler.FLUX:
+        return getopt_pattern(name, FLUX_NAMES, FLUX_ALIASES, FLUX_FLAGS)
+    return getopt_pattern(name, SLURM_NAMES, SLURM_ALIASES, SLURM_FLAGS)
+
+
+def getopt_pattern(
+    name: str, names: Mapping[str, str], aliases: Mapping[str, str] = {}, flags: Container[str] = (),
+) -> str:
+    """Return the pattern of an option as GNU's getopt reads it."""
     long_names = "|".join([name, *(alias for alias, long in aliases.items() if long == name)])
     short_names = "|".join(short for short, long in names.items() if long == name) or "(?!)"
-    if name in (FLUX_FLAGS if is_flux else SLURM_FLAGS):
+    if name in flags:
         return rf"(?<![\w-])(?:--(?:{long_names})(?:=\S+)?|-(?:{short_names}))(?!\S)"
     return rf"(?<![\w-])(?:--(?:{long_names})(?:=|\s+)|-(?:{short_names})[\s=]*){VALUE}"
 
@@ -221,8 +230,7 @@ def set_resource_sets(context: Context, step: Step, tasks: int) -> Fix:
     fix = Fix()
     for name, value in values.items():
         if name in own:
-            short = next(letter for letter, long in JSRUN_NAMES.items() if long == name)
-            fix += change_line(context, launch, rf"(?<![\w-])(?:--{name}(?:=|\s+)|-{short}[\s=]*){VALUE}",
+            fix += change_line(context, launch, getopt_pattern(name, JSRUN_NAMES),
                                f"--{name} {value}" if value else "").otherwise(f"write jsrun --{name} {value}")
         elif value and name != "nrs":
             fix += insert_option(context, launch, f"--{name} {value}").otherwise(f"write jsrun --{name} {value}")

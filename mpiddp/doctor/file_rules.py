@@ -10,8 +10,7 @@ from ..base.text import format_ranges
 from .arguments import check_missing_arguments, check_shared_outputs
 from .batch_script import Command, Program, Scheduler
 from .context import GPU_OPTIONS, Context, Fix, Problem, Step, find_option, rule
-from .conversion_directives import find_end
-from .directives import WRONG_BEGINNING, correct_directive, find_meant_option
+from .directives import WRONG_BEGINNING, correct_directive, find_directives_end, find_meant_option
 from .edits import (
     advise,
     change_line,
@@ -55,12 +54,11 @@ def check_late_directive(context: Context) -> Iterator[Problem]:
     script = context.script
     late = [directive.line for directive in script.directives if directive.is_late]
     if late:
-        first = find_first_command(script.lines)
+        first, end = find_first_command(script.lines), find_directives_end(script.lines)
         are = "is not read: it stands" if len(late) == 1 else "are not read: they stand"
         yield Problem(Severity.ERROR, late[0], f"{name_lines(late)} {are} after the first command, line {first}",
                       "the batch system reads directives only before the first command",
-                      sum((move_line(context, line, find_end(script.lines) + 1, script.lines[line - 1].strip())
-                           for line in late), Fix()))
+                      sum((move_line(context, line, end + 1, script.lines[line - 1].strip()) for line in late), Fix()))
 
 
 def find_first_command(lines: Sequence[str]) -> int:

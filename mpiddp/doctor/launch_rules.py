@@ -63,7 +63,7 @@ def check_mpi_interface(context: Context) -> Iterator[Problem]:
         given = launch.launcher_options.get("mpi")
         if given is None and {"SLURM_MPI_TYPE"} & {*context.script.exported, *launch.assignments}:
             continue
-        fitting = FITTING_MPI.get(library, "pmix")
+        fitting = choose_mpi_interface(context)
         correct = insert_option(context, launch, f"--mpi={fitting}").otherwise(f"write srun --mpi={fitting}") if (
             given is None) else replace_option(context, launch, "mpi", f"--mpi={fitting}")
         if given is None:
@@ -166,6 +166,11 @@ def remove_inner_starter(context: Context, launch: Launch) -> Fix:
     return fix.otherwise("write python -m mpiddp and your script")
 
 
+def choose_mpi_interface(context: Context) -> str:
+    """Return the value of srun --mpi for the MPI whose module is loaded."""
+    return FITTING_MPI.get(find_mpi(context)[0], "pmix")
+
+
 def start_ranks_by_mpi(context: Context, step: Step) -> Fix:
     """Return the change by which MPI starts the ranks of mpiddp instead of torchrun."""
     launch, scheduler = step.launch, context.script.scheduler
@@ -175,7 +180,7 @@ def start_ranks_by_mpi(context: Context, step: Step) -> Fix:
     pattern = r"(python\S*\s+-m\s+)?" + TORCHRUN.removeprefix(r"\b") + r"\s.*?(-m\s+)?mpiddp\b"
     fix = change_line(context, launch, pattern, f"{start}python -m mpiddp").otherwise(f"write {start}python -m mpiddp")
     if "mpi" in launch.launcher_options:
-        fix += replace_option(context, launch, "mpi", f"--mpi={FITTING_MPI.get(find_mpi(context)[0], 'pmix')}")
+        fix += replace_option(context, launch, "mpi", f"--mpi={choose_mpi_interface(context)}")
     ranks = step.request.gpus_per_node or step.processes_per_node
     step = step if launch.launcher else replace(step, request=context.script.request)
     return fix + set_tasks(context, step, ranks) if ranks and ranks != step.request.tasks_per_node else fix
@@ -276,7 +281,7 @@ def choose_launcher(context: Context) -> str:
     scheduler, job = context.script.scheduler, context.script.request
     gpus, nodes = job.gpus_per_node, job.nodes
     if scheduler is Scheduler.SLURM:
-        mpi = "" if is_cray(context) else f" --mpi={FITTING_MPI.get(find_mpi(context)[0], 'pmix')}"
+        mpi = "" if is_cray(context) else f" --mpi={choose_mpi_interface(context)}"
         return f"{start_srun(context)}{mpi}"
     if scheduler is Scheduler.FLUX:
         return f"flux run --nodes={nodes} --ntasks={gpus * nodes} --gpus-per-task=1" if gpus and nodes else "flux run"

@@ -130,11 +130,13 @@ def has_devices_of_its_own(context: Context, step: Step) -> bool:
 
 
 def divides_gpus(context: Context) -> bool:
-    """Return whether several trainings run at once, or see different GPUs."""
+    """Return whether trainings divide a node's GPUs: several run at once, or see different ones."""
     values = {match for line in context.script.lines if not line.lstrip().startswith("#") for match in re.findall(
         rf"\b(?:{'|'.join(VISIBLE_DEVICES)})=([^\s;&|]*)", line)}
-    return len(values) > 1 or sum(step.launch.is_background + (step.launch.is_background and step.launch.in_loop)
-                                  for step in context.steps) > 1
+    at_once = [step for step in context.steps if step.launch.is_background]
+    return len(values) > 1 or len(at_once) > 1 or any(
+        step.launch.in_loop or step.request.gpus_per_node not in (None, context.script.request.gpus_per_node)
+        for step in at_once)
 
 
 def process_line(context: Context, step: Step) -> int | None:
@@ -397,19 +399,12 @@ def check_exclusive(context: Context) -> Iterator[Problem]:
     """Look for a job that uses all GPUs of nodes that other jobs may share."""
     options, request = context.script.options, context.script.request
     if (context.script.scheduler is Scheduler.SLURM and (request.gpus_per_node or 0) >= WHOLE_NODE_GPUS
-            and (request.gpus_per_task or 1) == 1 and not shares_node(context)
+            and (request.gpus_per_task or 1) == 1 and not divides_gpus(context)
             and "exclusive" not in options and parse_memory_mb(options.get("mem", "")) != 0 and context.steps):
         yield Problem(Severity.WARNING, context.option_line(*GPU_OPTIONS),
                       f"{request.gpus_per_node} GPUs per node without --exclusive",
                       "other jobs may use the node's cores and memory beside a job that has all of its GPUs",
                       set_option(context, "exclusive"))
-
-
-def shares_node(context: Context) -> bool:
-    """Return whether trainings divide a node's GPUs among themselves."""
-    all_gpus = context.script.request.gpus_per_node
-    return sum(step.launch.is_background for step in context.steps) > 1 or any(
-        step.launch.is_background and step.request.gpus_per_node not in (None, all_gpus) for step in context.steps)
 
 
 @rule("mpirun-ranks", "mpirun -n against the tasks of the job")

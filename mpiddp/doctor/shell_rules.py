@@ -21,7 +21,7 @@ SCHEDULER_NAMES = {Scheduler.SLURM: "Slurm", Scheduler.PBS: "PBS", Scheduler.LSF
 # How the names of a batch system's variables begin, and the systems that set them.
 SCHEDULER_VARIABLES = {"SLURM_": (Scheduler.SLURM,), "PBS_": (Scheduler.PBS,), "LSB_": (Scheduler.LSF,),
                        "FLUX_": (Scheduler.FLUX,)}
-RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT")
+ADDRESS_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 PATTERN_VARIABLES = {"%j": "$SLURM_JOB_ID", "%J": "$SLURM_JOB_ID", "%x": "$SLURM_JOB_NAME",
                      "%A": "$SLURM_ARRAY_JOB_ID", "%a": "$SLURM_ARRAY_TASK_ID", "%u": "$USER"}
 PATTERN = re.compile(r"%[jJxAau](?![A-Za-z0-9])")
@@ -67,7 +67,7 @@ def check_not_exported(context: Context) -> Iterator[Problem]:
         return
     is_ours = any(step.launch.program is Program.MPIDDP for step in context.steps)
     for name, line in script.variable_lines.items():
-        is_read = PROGRAM_VARIABLES.fullmatch(name) or (name in RENDEZVOUS and not is_ours)
+        is_read = PROGRAM_VARIABLES.fullmatch(name) or (name in ADDRESS_VARIABLES and not is_ours)
         if (not is_read or name in script.exported or name in context.host.environ
                 or line > context.steps[-1].launch.line or not script.lines[line - 1].strip().startswith(f"{name}=")
                 or (script.scheduler is Scheduler.PBS and name == "OMP_NUM_THREADS")):

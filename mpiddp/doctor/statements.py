@@ -153,7 +153,7 @@ def remove_exports(text: str, names: frozenset[str]) -> str:
     return " ".join([*words, *map(read_text, kept)]) if kept else ""
 
 
-def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
+def replace_spans(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
     """Return a text in which places have new text."""
     for begin, end, new in sorted(edits, reverse=True):
         text = text[:begin] + new + text[end:]

@@ -30,7 +30,7 @@ class TimeFormat(NamedTuple):
 FORMATS: Mapping[Scheduler, TimeFormat] = {
     Scheduler.SLURM: TimeFormat(
         "sbatch", r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE|-1",
-        "minutes, hours:minutes:seconds or days-hours", "{}:00:00", "00:10:00"),
+        "minutes, minutes:seconds, hours:minutes:seconds, or days-hours[:minutes[:seconds]]", "{}:00:00", "00:10:00"),
     Scheduler.PBS: TimeFormat(
         "qsub", r"\d+(:\d+){0,3}(\.\d+)?", "hours:minutes:seconds", "{}:00:00", "00:10:00"),
     Scheduler.LSF: TimeFormat(

@@ -40,8 +40,9 @@ def check_early_variable(context: Context) -> Iterator[Problem]:
             if any(part in (f"${name}", f"${{{name}}}") for part in launch.unknown):
                 own = range(launch.line, launch.line + launch.text.count("\n") + 1)
                 lines = [number for number, text in enumerate(context.script.lines, 1)
-                         if re.search(rf"\$\{{?{name}\b", text) and not re.match(r"\s*(echo|printf|#)", text)]
-                line = launch.line if {*own} & {*lines} or not lines else lines[-1]
+                         if re.search(rf"\$\{{?{name}\b", text) and not re.match(r"\s*(echo|printf|#)", text)
+                         and number <= own[-1]]
+                line = lines[-1] if lines and lines[-1] not in own else launch.line
                 yield Problem(Severity.ERROR, line, f"${name} is expanded before {launch.launcher} starts",
                               "the batch script's own value, 0, goes to all tasks",
                               advise("leave it out: python -m mpiddp sets the ranks" if launch.program is Program.MPIDDP

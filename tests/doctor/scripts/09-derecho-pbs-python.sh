@@ -10,7 +10,7 @@
 #PBS -k eod
 
 module load conda
-conda activate /glade/work/$USER/conda-envs/pytorch
+conda activate /glade/u/home/$USER/conda-envs/pytorch
 cd $PBS_O_WORKDIR
 
 export LSCRATCH=/glade/derecho/scratch/$USER
