@@ -57,7 +57,7 @@ def finding(host: str, quantity: str = "matrix", words: str = "") -> Finding:
 
 
 def one_rank_in(group: Path, mpi: Mpi, *arguments: object) -> Done:
-    """Run two ranks, the second of which is in a cgroup; the first is one core's share ahead of nobody."""
+    """Run two ranks, the second of which is in a cgroup from its start."""
     put = f'if [ "${{PMI_RANK}}" = 1 ]; then echo $$ > {group}/cgroup.procs; fi; exec "$@"'
     job = mpiexec_command(mpi, 2)
     command = [*job[:-1], "sh", "-c", put, "sh", str(mpi.python), "-m", "mpiddp", *map(str, arguments)]

@@ -26,7 +26,6 @@ from .files import NODE_FOLDERS, find_similar_file, is_here
 from .findings import Severity
 from .launch_rules import find_option_errors
 
-ON_NODES = "the compute nodes have it"
 MODULE_SETUP = re.compile(r"modules?\.sh|lmod|/init/\w+|StdEnv")
 # Modules of compilers, MPI and libraries, which define no function conda.
 PLAIN_MODULES = re.compile(
@@ -152,18 +151,19 @@ def check_missing_file(context: Context) -> Iterator[Problem]:
         path = find_activation(command)
         if path and not is_here(context, command.folder, path):
             lack = "the environment is not activated" if is_activation(command) else "what it sets up is missing"
-            yield Problem(Severity.WARNING, command.line, f"no such file: {path}",
-                          f"not found on this host; ignore this if {ON_NODES}, but otherwise {lack}")
+            yield judge_absent(command.line, f"no such file: {path}", lack)
     for step in context.steps:
         launch = step.launch
         yield from check_missing_arguments(context, step)
         image = find_image(step)
         if image and not is_here(context, launch.folder, image):
-            yield Problem(Severity.WARNING, launch.line, f"no such image: {image}",
-                          f"not found on this host; ignore this if {ON_NODES}, but otherwise the start fails")
+            yield judge_absent(launch.line, f"no such image: {image}", "the start fails")
         if launch.program is Program.MPIDDP and find_option_errors(launch):
             continue  # the script may be the value of that option
         if launch.script and not launch.container and not is_here(context, launch.folder, launch.script):
+            if os.path.isabs(launch.script):
+                yield judge_absent(launch.line, f"no such file: {launch.script}", "the start fails")
+                continue
             folder = os.path.normpath(os.path.join(base, launch.folder or ""))
             meant = find_similar_file(context, os.path.join(folder, launch.script))
             name = re.escape(os.path.basename(launch.script))
@@ -173,7 +173,15 @@ def check_missing_file(context: Context) -> Iterator[Problem]:
                           change_line(context, launch, rf"(?<![\w.-]){name}(?!\w)", meant) if meant else Fix())
         config = find_option(launch.options, "config-file")
         if config and "$" not in config and not launch.container and not is_here(context, launch.folder, config):
-            yield Problem(Severity.ERROR, launch.line, f"no such file: {config}", "accelerate cannot read it")
+            lack = "accelerate cannot read it"
+            yield judge_absent(launch.line, f"no such file: {config}", lack) if os.path.isabs(config) else Problem(
+                Severity.ERROR, launch.line, f"no such file: {config}", lack)
+
+
+def judge_absent(line: int, message: str, lack: str) -> Problem:
+    """Return what is wrong with a file that is not on this host, but may be on the compute nodes."""
+    return Problem(Severity.WARNING, line, message,
+                   f"not found on this host; ignore this if the compute nodes have it, but otherwise {lack}")
 
 
 def find_activation(command: Command) -> str:

@@ -68,8 +68,7 @@ def check_signal_batch(context: Context) -> Iterator[Problem]:
     if not to_shell and trap is not None:
         yield Problem(Severity.ERROR, line, f"--signal without B:, but the script traps SIG{name}",
                       "Slurm sends the signal to the tasks of srun, and the batch shell never gets it"
-                      + ("" if launch.is_background else
-                         f"; {FOREGROUND}"),
+                      + ("" if launch.is_background else f"; {FOREGROUND}"),
                       with_batch if launch.is_background else with_batch + wait_for_trap(context, launch))
     elif not to_shell and is_mpirun(launch):
         yield Problem(Severity.ERROR, line, f"--signal without B:, but {launch.launcher} starts the ranks",

@@ -21,8 +21,7 @@ from tests.support import DEADLINE_S, MPIS, on_path
 
 pytestmark = pytest.mark.light
 
-TRAIN = r"""\
-import os, re, socket, subprocess, sys, time
+TRAIN = r"""import os, re, socket, subprocess, sys, time
 rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ["SLURM_PROCID"])
 ranks = os.environ.get("OMPI_COMM_WORLD_SIZE", os.environ["SLURM_NTASKS"])
 if "--epochs" in sys.argv:
