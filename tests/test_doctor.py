@@ -784,7 +784,8 @@ RULES_KEPT = {
                  (f"{LSF}#BSUB -W 24:00/host\n", MPIRUN), (f"{LSF}#BSUB -W 1440\n", MPIRUN),
                  (f"{PBS}#PBS -l walltime=2:00:00:00\n", f"cd $PBS_O_WORKDIR\n{MPIRUN}"),
                  ("#flux: -N2 -t 1.5h\n", FLUX)],
-    "mpirun-ranks": [(HEAD, "mpirun -n 8 python -m mpiddp train.py\n"),
+    "mpirun-ranks": [(HEAD, "mpirun -n 4 python server.py &\nmpirun -n 4 python -m mpiddp train.py\nwait\n"),
+                     (HEAD, "mpirun -n 8 python -m mpiddp train.py\n"),
                      ("#PBS -l select=2:ncpus=64:ngpus=4\n",
                       "cd $PBS_O_WORKDIR\nmpirun -np 8 python -m mpiddp train.py\n"),
                      (HEAD, "mpirun -np $SLURM_NTASKS python -m mpiddp train.py\n")],
@@ -804,14 +805,19 @@ RULES_KEPT = {
     "several-mpi": [(HEAD, MODULE.format("gcc openmpi") + START)],
     "nested-launcher": [(ONE_TASK, TORCHRUN),
                         (HEAD, START.replace("python", "bash -c 'exec python").rstrip() + "'\n")],
-    "no-launcher": [('#BSUB -n 8\n#BSUB -R "span[hosts=1]"\n#BSUB -gpu "num=1"\n', "python train.py\n"),
+    "no-launcher": [(ONE_TASK, "deepspeed --hostfile hosts --num_gpus 4 --num_nodes 2 a.py\n"),
+                    (ONE_TASK, f'if test -z "$A"; then\nexport A=1\nsrun -c8 bash "$0"; exit $?\nfi\n{TORCHRUN}'),
+                    (HEAD.replace("=2", "=1"),
+                     "CUDA_VISIBLE_DEVICES=0 python a.py &\nCUDA_VISIBLE_DEVICES=1 python a.py &\nwait\n"),
+                    ('#BSUB -n 8\n#BSUB -R "span[hosts=1]"\n#BSUB -gpu "num=1"\n', "python train.py\n"),
                     ("#PBS -l nodes=1:ppn=8\n", "cd $PBS_O_WORKDIR\npython train.py\n"),
                     ("#SBATCH --ntasks=16\n", "python train.py\n"),
                     (HEAD.replace("=2", "=1"), "python spawns.py\n"),
                     (ONE_TASK, "srun -c8 ray start --block &\npython train.py\n"),
                     ("#SBATCH -N1 --gpus-per-node=4 -c8\n", "torchrun --nproc-per-node=4 train.py\n"),
                     (HEAD, "python prepare.py\n" + START)],
-    "no-training": [(HEAD, "$START\n"), (HEAD, "srun -c8 bash prepare.sh\n" + START)],
+    "no-training": [(HEAD, "pdsh -w $HOSTS python a.py\n"), (HEAD, "$START\n"),
+                    (HEAD, "srun -c8 bash prepare.sh\n" + START)],
     "split-world": [(ONE_TASK, TORCHRUN), (ONE_TASK, f'srun -c8 bash -c "{OWN_ADDRESS}"\n')],
     "early-variable": [(HEAD, START.replace("python -m mpiddp train.py",
                                             "bash -c 'python -m mpiddp train.py --rank $SLURM_PROCID'")),
@@ -839,7 +845,11 @@ RULES_KEPT = {
     "background-wait": [(HEAD, START.rstrip() + " &\nwait\n"), (HEAD, "srun nvidia-smi -l &\n" + START),
                         ("#flux: -N2\n", FLUX.replace("run", "submit") + "flux queue drain\n")],
     "mpi-option": [(HEAD, MODULE.format("openmpi") + "mpirun -x A=1 --map-by ppr:4:node python -m mpiddp train.py\n")],
-    "signal-batch": [(head("--signal=B:10@300"), f"trap 'kill -USR1 $!' USR1\n{START.rstrip()} &\nwait; wait\n"),
+    "signal-batch": [(head("--signal=USR1@120"), f"trap 'echo late' USR1\n{START}"),
+                     (head("--signal=B:USR1@60"), f"source handlers.sh\n{START.rstrip()} &\nwait\n"),
+                     (head("--signal=B:USR1@60"),
+                      f"for s in $SIGNALS; do trap 'kill $!' $s; done\n{START.rstrip()} &\nwait\n"),
+                     (head("--signal=B:10@300"), f"trap 'kill -USR1 $!' USR1\n{START.rstrip()} &\nwait; wait\n"),
                      (head("--signal=B:USR1@300"), f"trap 'kill -10 $!' 10\n{START.rstrip()} &\nwait; wait\n"),
                      (head("--signal=USR1@120"), START),
                      (head("--signal=B:USR1@120"), f"trap 'kill -USR1 $!' USR1\n{START.rstrip()} &\nwait; wait\n"),
@@ -854,7 +864,8 @@ RULES_KEPT = {
                   (head("--requeue", "--open-mode=append"), START + REQUEUE)],
     "errexit": [(head("--requeue", "--open-mode=append"), "set -e\nstatus=0\n" + START.rstrip() + " || " + REQUEUE)],
     "late-directive": [(HEAD, "##SBATCH --qos=a\ncd a\n##SBATCH --qos=a\n" + START)],
-    "directive-text": [(head("#sbatch --array=1-10 job.sh"), START),
+    "directive-text": [(head("--comment='costs $5'"), START),
+                       (head("#sbatch --array=1-10 job.sh"), START),
                        (head("#sbatch job.sh"), START),
                        (head('--job-name="resnet \u2013 base"', "--comment=a\u2013b"), START),
                        (head("--output=%u-%j.out  # $HOME"), START), (head("##SBATCH --account=$NAME"), START)],
@@ -1085,10 +1096,11 @@ def test_what_belongs_to_tasks_changes_with_them(parts: tuple[str, str], rule: s
     ((HEAD, "python -m mpiddp train.py\n"), Severity.ERROR, True),
     ((ONE_TASK, "srun -c8 python train.py\n"), Severity.WARNING, False),
     ((ONE_TASK.replace("=2", "=1"), "export CUDA_VISIBLE_DEVICES=0\ntorchrun train.py\n"), Severity.WARNING, False),
+    ((HEAD, "export NCCL_P2P_DISABLE=1     # our nodes hang without\n" + START), Severity.WARNING, False),
     ((ONE_TASK.replace("=2", "=1"), "export CUDA_VISIBLE_DEVICES=0\ntorchrun --nproc-per-node=4 train.py\n"),
      Severity.ERROR, True),
     (("#SBATCH --mem=900 -c4\n", "python train.py\n"), Severity.NOTE, False),
-    (("#SBATCH --mem=64 -c4\n", "python plain.py\n"), Severity.ERROR, True),
+    (("#SBATCH --mem=64 -c4\n", "python plain.py\n"), Severity.ERROR, False),
     ((head("-p debug", "--time=5:00"), START), Severity.WARNING, False),
     ((head("--time=5:00  # 5 hours"), START), Severity.WARNING, True),
     ((head("--time=5h"), START), Severity.ERROR, True),
@@ -1310,7 +1322,7 @@ def test_the_certain_edits_are_a_patch(quick: Mpi, tmp_path: Path) -> None:
     assert (same.stdout, same.stderr) == ("", "mpiddp.doctor: job.sh " + message("doctor/nothing_to_fix") + "\n")
 
 
-EXPORTS = "if true; then\n  {}export MASTER_ADDR=$(hostname)\n  export MASTER_PORT=1\nfi\n"
+EXPORTS = "if true; then\n  {}export CUDA_LAUNCH_BLOCKING=1\n  export NCCL_P2P_DISABLE=1\nfi\n"
 TEE = START.rstrip() + " | tee log\n"
 
 
@@ -1335,6 +1347,26 @@ def test_a_script_with_all_certain_edits(before: str, after: str) -> None:
     assert fix(fixed, host, host.environ).text == fixed.text
 
 
+def test_the_components_of_a_job_are_not_mixed() -> None:
+    """New directives are the first one's; the others are said not to be followed."""
+    components = head("--time=5h", "--partition=a", "-J a", "--qos=b").replace("-J a", "hetjob")
+    read_script = script(START, components)
+    (finding,) = check(read_script, Here())
+    assert (finding.rule, shown(finding)) == ("walltime", "6 #SBATCH --time=5:00:00")
+    assert [note.text for note in read_script.not_followed] == ["the options of the job's other components"]
+
+
+def test_half_of_a_list_of_commands_is_not_changed() -> None:
+    (finding,) = findings((HEAD, "mkdir -p /tmp/a && tar -xf a.tar -C /tmp/a\n" + START.rstrip() + " --data /tmp/a\n"))
+    assert (finding.rule, finding.edits) == ("node-folder", ())
+
+
+def test_a_note_is_not_edited() -> None:
+    """Programs beside the training may need the variables, and the next job may be written by this one."""
+    text = f"{START}cat > next.sh <<'EOF'\nexport MASTER_ADDR=localhost MASTER_PORT=29500\npython eval.py\nEOF\n"
+    assert fix(script(text), Here(), {}).text == HEAD + text
+
+
 def test_edits_that_the_shell_cannot_read_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """The edits of other findings are made."""
     def find_broken(context: Context) -> Iterator[Problem]:
@@ -1352,7 +1384,7 @@ def test_edits_that_the_shell_cannot_read_are_not_made(monkeypatch: pytest.Monke
 
 def test_values_of_the_users_shell_are_not_shown() -> None:
     """A key is the script's text in findings and edits, also where the shell would have its value."""
-    environ = {"WANDB_API_KEY": "s3cr3tkey", "PLACE": "s3cr3t/place"}
+    environ = {"WANDB_API_KEY": "s3cr3tkey", "PLACE": "s3cr3t/place", "DATABASE_URL": "postgres://me:s3cr3t@host"}
     for words in ("--export=WANDB_API_KEY=$WANDB_API_KEY", '--export=A="$PLACE",B=1'):
         read_script = read_from_text("job.sh", HEAD + START.replace("srun", f"srun {words}"), environ)
         host = Here("", environ)
@@ -1360,6 +1392,13 @@ def test_values_of_the_users_shell_are_not_shown() -> None:
         assert finding.message == message("doctor/export_list", list=words.partition("=")[2])
         assert shown(finding) == "6 " + START.replace("srun", f"srun {words.replace('=', '=ALL,', 1)}").strip()
         assert "s3cr3t" not in as_json(read_script, [finding]) + fix(read_script, host, environ).text
+
+
+def test_an_address_of_the_users_shell_is_not_shown() -> None:
+    environ = {"DATABASE_URL": "postgres://me:s3cr3t@host", "GH_PAT": "s3cr3t"}
+    read_script = read_from_text("job.sh", HEAD + START.replace("train.py", "$GH_PAT").replace(
+        "srun", "srun -o $DATABASE_URL/x"), environ)
+    assert "s3cr3t" not in as_json(read_script, check(read_script, Host("/nowhere", environ)))
 
 
 def test_many_variables_take_little_time() -> None:

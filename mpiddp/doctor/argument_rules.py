@@ -186,8 +186,8 @@ def start_per_node(context: Context, nodes: int, command: Command) -> Fix:
     is_slurm = context.script.scheduler is Scheduler.SLURM
     placed = place_ranks(context, 1)
     start = "srun --ntasks=$SLURM_NNODES --ntasks-per-node=1" if is_slurm else f"mpirun -n {nodes} {placed}"
-    is_piped = "|" in context.script.lines[command.line - 1].replace("||", "")
-    fix = Fix() if is_piped else replace_text(
+    is_list = re.search(r"\||&&|;", re.sub(r"(\|\||&&)\s*exit.*", "", context.script.lines[command.line - 1]))
+    fix = Fix() if is_list else replace_text(
         context, command.line, rf"(?<![\w/.-]){re.escape(command.text)}", f"{start} {command.text}")
     is_guess = not is_slurm and not find_mpi(context)[0]
     return fix.otherwise(f"run {command.text} once on each node: {start}") + (

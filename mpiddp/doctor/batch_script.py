@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from ..base.files import parse_stream_path
-from .directives import Directive, Request, Scheduler, read_directives, read_request
+from .directives import COMPONENT, Directive, Request, Scheduler, read_directives, read_request
 from .launches import Launch, Program, Reader
 from .shell import (
     SHELLS,
@@ -37,8 +37,8 @@ TOO_DEEP = "is nested too deeply to be read"
 SCHEDULER_VARIABLES = ("SLURM", "SBATCH_", "PBS_", "LSB_", "LS_", "FLUX_", "PMI", "OMPI_", "PALS_", "NCPUS")
 JOB_VARIABLES = ("HOSTNAME", "TMPDIR", "PWD", "OLDPWD", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "RANDOM",
                  "CONDA_PREFIX", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_SCRATCH", "JOB_TMPDIR")
-# Variables of the user's shell whose values no message and no change may show.
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS(WORD|WD|PHRASE)?(_|$)|CREDENTIAL", re.IGNORECASE)
+# Variables of the user's shell that may be followed, beside those whose values are paths: others may hold secrets.
+PLAIN_VARIABLES = ("USER", "LOGNAME")
 CONDA_MODULES = re.compile(r"(\w*/)?(ana|mini)?conda|mini(forge|mamba)|mambaforge", re.IGNORECASE)
 PYTHON_LINE = re.compile(r"(import [\w.]+( as \w+)?|from [\w.]+ import [\w.*, ]+|def \w+\(.*:)\s*$")
 # Files that set up a shell: environments of Python, conda, modules.
@@ -125,6 +125,8 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
     options: dict[str, str] = {}
     option_lines: dict[str, int] = {}
     for directive in directives:
+        if COMPONENT.match(directive.text):
+            break
         if not directive.is_late:
             options |= directive.options
             option_lines |= dict.fromkeys(directive.options, directive.line)
@@ -134,7 +136,8 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
         is_unset = name not in environ and is_empty_if_unset(name)
         return is_unset or (scheduler is Scheduler.SLURM and name in SLURM_VARIABLES)
 
-    own = {name: value for name, value in environ.items() if is_empty_if_unset(name) and not SECRET.search(name)}
+    own = {name: value for name, value in environ.items()
+           if is_empty_if_unset(name) and (name in PLAIN_VARIABLES or value.startswith("/"))}
     shell = Shell({**own, **scheduler_variables(scheduler, options, request)}, is_empty)
     try:
         shell.follow(root)
@@ -151,7 +154,9 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
     if not directives and not launches:
         raise NotABatchScript("is no job script: it has no directives (#SBATCH, #PBS, #BSUB, #flux:) and starts no "
                               "Python")
-    notes = (*shell.notes, *(Note(*note) for note in reader.notes), *note_unread(shell.commands, launches),
+    components = (Note(directive.line, "the options of the job's other components") for directive in directives
+                  if COMPONENT.match(directive.text))
+    notes = (*shell.notes, *components, *(Note(*note) for note in reader.notes), *note_unread(shell.commands, launches),
              *(Note(launch.line, f"the launches after {MAX_TRAININGS} trainings")
                for launch in all_launches[len(launches):][:1]))
     return BatchScript(

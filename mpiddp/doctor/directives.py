@@ -31,6 +31,7 @@ PLAIN_CHARACTERS = str.maketrans("\u201c\u201d\u2018\u2019\u00a0", "\"\"'' ")  #
 TYPOGRAPHIC = re.compile(
     "(?P<plain>\"[^\"]*\"|'[^']*')|(?<!\\S)-*[\u2013\u2014]+-*(?=(?P<short>[A-Za-z](?![\\w-]*[A-Za-z-]))|\\w)|"
     "(?P<other>(?<=[=\\s])[\u201c\u201d\u2018\u2019][^\"'\u201c\u201d\u2018\u2019]*[\"'\u201c\u201d\u2018\u2019]|\u00a0)")
+COMPONENT = re.compile(r"#SBATCH\s+(het|pack)job\b")  # what follows is for another component of the job
 MISSPELLING_RATIO = 0.85  # of difflib, from which on a name is taken for a misspelling
 # Long names of short options. srun has those of sbatch, and more.
 SLURM_NAMES = {
@@ -125,10 +126,14 @@ def read_directives(
 
 
 def find_directives_end(lines: Sequence[str]) -> int:
-    """Return the position behind the last directive that the batch system reads."""
-    begin = next((number for number, line in enumerate(lines) if line.strip() and line[0] != "#"), len(lines))
-    return max((number + 1 for number, line in enumerate(lines[:begin]) if line.startswith(tuple(SENTINELS))),
-               default=int(lines[0].startswith("#!")))
+    """Return the position behind the last directive that the batch system reads, of the job's first component."""
+    end = int(lines[0].startswith("#!"))
+    for position, line in enumerate(lines):
+        if COMPONENT.match(line) or (line.strip() and line[0] != "#"):
+            break
+        if line.startswith(tuple(SENTINELS)):
+            end = position + 1
+    return end
 
 
 def correct_directive(line: str) -> str:

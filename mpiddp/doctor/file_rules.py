@@ -80,7 +80,8 @@ def check_directive_text(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.ERROR, directive.line, "a typographic dash, quote or space in a directive",
                           "it is not read as an option; it was probably copied from a web page",
                           replace_text(context, directive.line, re.escape(text), meant))
-        elif context.script.scheduler is Scheduler.SLURM and (match := re.search(r"\$\{?\w+\}?|\$\(", text)):
+        elif context.script.scheduler is Scheduler.SLURM and (
+                match := re.search(r"\$\{?\w+\}?|\$\(", text)) and "comment" not in directive.options:
             names = [name for name in ("output", "error") if "$" in directive.options.get(name, "")]
             yield Problem(Severity.ERROR, directive.line, f"{match[0]} in a directive",
                           "sbatch does not expand variables; " + (
@@ -406,8 +407,10 @@ def check_slow_variables(context: Context) -> Iterator[Problem]:
     for name, (value, reason) in SLOW_VARIABLES.items():
         is_set = context.script.variables.get(name, "") == value and context.steps
         if is_set and not (name in ("NCCL_IB_DISABLE", "NCCL_NET") and nodes == 1):
-            yield Problem(Severity.WARNING, context.script.variable_lines[name], f"{name}={value}", reason,
-                          remove_assignments(context, context.script.variable_lines[name], name))
+            line = context.script.variable_lines[name]
+            why = "keep it if its comment still holds" if " #" in context.script.lines[line - 1] else ""
+            yield Problem(Severity.WARNING, line, f"{name}={value}", reason,
+                          remove_assignments(context, line, name) + advise(why))
 
 
 @rule("no-gpus", "a job that asks for no GPUs, although its container or backend needs them")

@@ -41,6 +41,8 @@ FLUX_WAITS = r"\bflux\s+(job\s+(wait|attach|status)|watch|queue\s+(drain|idle)|w
 SEVERAL_GPUS = re.compile(r"spawn|(?<!distributed)(?<!distributed[-_ ])(?<!sharded)(?<!sharded[-_ ])data.?parallel|"
                           r"device.?map|tensor.?parallel|\bray\b|vllm|accelerate.dispatch|\b(mp|multiprocessing)\.Process\(",
                           re.IGNORECASE)
+STARTS_ITSELF = r"\b(srun|mpirun|mpiexec)\b.*(\$0|\$\{0\}|BASH_SOURCE)"  # each task runs the script again
+VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 INNER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
 
 
@@ -192,10 +194,11 @@ def check_no_launcher(context: Context) -> Iterator[Problem]:
     job = context.script.request
     for step in context.steps:
         launch = step.launch
-        if launch.launcher or launch.in_loop:
+        if launch.launcher or launch.in_loop or context.has_text(STARTS_ITSELF):
             continue
         if launch.program in STARTERS:
-            if job.nodes and job.nodes > 1:
+            starts_nodes = launch.program is Program.DEEPSPEED and context.has_text(r"hostfile|\s-H\s")
+            if job.nodes and job.nodes > 1 and not starts_nodes:
                 yield Problem(Severity.ERROR, launch.line,
                               f"{launch.program.value} runs on the first of {job.nodes} nodes only",
                               "a batch script runs on one node; the others are idle, or waited for",
@@ -215,12 +218,22 @@ def has_tasks_for_ranks(context: Context, launch: Launch) -> bool:
     """Return whether the tasks of a job are meant for ranks of a plain Python script, and not as cores of it."""
     job, options = context.script.request, context.script.options
     are_cores = context.script.scheduler is Scheduler.LSF or "ppn=" in options.get("nodes", "")
-    if are_cores or context.has_text(r"\bray\s+start\b"):
+    if are_cores or context.has_text(r"\bray\s+start\b") or divides_gpus(context):
         return False
     if (job.nodes or 1) > 1:
         return True
     gpus = job.gpus_per_node or parse_gpus(options.get("gpus")) or (job.gpus_per_task or 0) * (job.tasks or 0)
     return gpus > 1 and not may_use_several_gpus(context, launch)
+
+
+def divides_gpus(context: Context) -> bool:
+    """Return whether trainings divide a node's GPUs: several run at once, or see different ones."""
+    values = {match for line in context.script.lines if not line.lstrip().startswith("#") for match in re.findall(
+        rf"\b(?:{'|'.join(VISIBLE_DEVICES)})=([^\s;&|]*)", line)}
+    at_once = [step for step in context.steps if step.launch.is_background]
+    return len(values) > 1 or len(at_once) > 1 or any(
+        step.launch.in_loop or step.request.gpus_per_node not in (None, context.script.request.gpus_per_node)
+        for step in at_once)
 
 
 def may_use_several_gpus(context: Context, launch: Launch) -> bool:
@@ -301,7 +314,8 @@ def check_no_training(context: Context) -> Iterator[Problem]:
         yield Problem(Severity.WARNING, launch.line, f"what {started} starts is not known: no training was checked",
                       "no line starts Python, torchrun, accelerate or deepspeed that the doctor can follow; it reads a "
                       "shell script that is started if it is here, or is written by a here document")
-    elif script.directives and not script.launches and not script.not_followed:
+    elif script.directives and not script.launches and not script.not_followed and not context.has_text(
+            r"\b(ssh|pdsh|clush|pbsdsh)\b|--multi-prog"):
         yield Problem(Severity.NOTE, script.directives[0].line, "no line starts a training",
                       "nothing starts Python, torchrun, accelerate or deepspeed: right for a script that only prepares "
                       "data")

@@ -42,13 +42,12 @@ from .edits import (
 )
 from .files import read_training
 from .findings import Severity
-from .launch_rules import may_use_several_gpus
+from .launch_rules import VISIBLE_DEVICES, divides_gpus, may_use_several_gpus
 
 WHOLE_NODE_GPUS = 8  # nodes with more GPUs are rare
 MIN_MB_PER_RANK = 2048  # torch with CUDA needs about that much memory of the host
 CONTAINER_VALUES = ("-B", "--bind", "--pwd", "--cwd", "-H", "--home", "-o", "--overlay", "--env", "--env-file",
                     "-W", "--workdir", "-S", "--scratch", "-v", "--volume", "-w", "--mount", "--network")
-VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 CPU_MAPS = ("none", "map_cpu", "mask_cpu", "map_ldom", "mask_ldom", "no")
 
 
@@ -127,16 +126,6 @@ def has_devices_of_its_own(context: Context, step: Step) -> bool:
     variables = {**context.script.variables, **step.launch.assignments}
     return any(
         name in variables and variables[name].count(",") + 1 != step.request.gpus_per_node for name in VISIBLE_DEVICES)
-
-
-def divides_gpus(context: Context) -> bool:
-    """Return whether trainings divide a node's GPUs: several run at once, or see different ones."""
-    values = {match for line in context.script.lines if not line.lstrip().startswith("#") for match in re.findall(
-        rf"\b(?:{'|'.join(VISIBLE_DEVICES)})=([^\s;&|]*)", line)}
-    at_once = [step for step in context.steps if step.launch.is_background]
-    return len(values) > 1 or len(at_once) > 1 or any(
-        step.launch.in_loop or step.request.gpus_per_node not in (None, context.script.request.gpus_per_node)
-        for step in at_once)
 
 
 def process_line(context: Context, step: Step) -> int | None:
@@ -328,9 +317,10 @@ def check_hyper_threads(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.WARNING, context.option_line(name) or step.launch.line,
                           f"--{name} counts hardware threads as cores",
                           "two threads of a rank share a core, which slows training down",
-                          change_line(context, step.launch, r"\s--?use-hwthread-cpus\b", "")
-                          if name == "use-hwthread-cpus" else
-                          replace_option(context, step.launch, name, "--hint=nomultithread"))
+                          (change_line(context, step.launch, r"\s--?use-hwthread-cpus\b", "")
+                           if name == "use-hwthread-cpus" else
+                           replace_option(context, step.launch, name, "--hint=nomultithread"))
+                          + advise("each core then counts once: halve --cpus-per-task if a node has too few"))
         elif (read_number(per_core) or 0) > 1:
             yield Problem(Severity.WARNING, context.option_line("ntasks-per-core") or step.launch.line,
                           f"--ntasks-per-core={per_core} puts {per_core} ranks on one core",
@@ -344,7 +334,7 @@ def check_hyper_threads(context: Context) -> Iterator[Problem]:
                           f"OMP_NUM_THREADS={threads} for {count(cores // ranks or 1, 'core')} per rank",
                           "more threads than cores slow a rank down",
                           set_variable(context, context.script.variable_lines["OMP_NUM_THREADS"], "OMP_NUM_THREADS",
-                                       str(max(1, cores // ranks))))
+                                       str(max(1, cores // ranks))) + advise("only if no other program needs it"))
 
 
 @rule("memory", "memory per node: a size without a unit, too small, or given twice")
@@ -370,7 +360,7 @@ def check_memory(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.ERROR if is_short else Severity.NOTE, context.option_line(name),
                           f"--{name}={text} is {text} MB",
                           "a size without a unit is in MB" + "; torch alone needs more" * is_short,
-                          fix if is_short else fix + advise("only if GB are meant"))
+                          fix + advise("only if GB are meant"))
             continue
         per_node = {"mem": 1, "mem-per-gpu": context.script.request.gpus_per_node,
                     "mem-per-cpu": (context.script.request.cpus_per_task or int("exclusive" not in options))
@@ -404,7 +394,7 @@ def check_exclusive(context: Context) -> Iterator[Problem]:
         yield Problem(Severity.WARNING, context.option_line(*GPU_OPTIONS),
                       f"{request.gpus_per_node} GPUs per node without --exclusive",
                       "other jobs may use the node's cores and memory beside a job that has all of its GPUs",
-                      set_option(context, "exclusive"))
+                      set_option(context, "exclusive") + advise("the job then has, and pays for, whole nodes"))
 
 
 @rule("mpirun-ranks", "mpirun -n against the tasks of the job")
@@ -414,8 +404,9 @@ def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
     for step in context.steps:
         launch, options = step.launch, step.launch.launcher_options
         ranks = number(options, "ntasks")
-        if not is_mpirun(launch) or ranks is None or {"hostfile", "hosts", "oversubscribe"} & set(options):
-            continue
+        if not is_mpirun(launch) or ranks is None or {"hostfile", "hosts", "oversubscribe"} & set(options) or any(
+                command.is_background for command in context.script.commands):
+            continue  # others may have the other tasks
         per_node = number(options, "ntasks-per-node")
         if per_node is not None and job.nodes and per_node * job.nodes != ranks:
             yield Problem(Severity.ERROR, launch.line, f"{ranks} ranks, but {per_node} on each of "

@@ -22,7 +22,7 @@ from .batch_script import BatchScript, NotABatchScript, parse_script, read_from_
 from .context import Context, Host, Problem, Rule
 from .directives import read_request
 from .edits import Draft, apply_edits
-from .findings import Finding
+from .findings import Finding, Severity
 from .shell import find_errors
 
 RULES = {value.name: value for module in (
@@ -57,7 +57,7 @@ def join_fixes(script: BatchScript, problems: Sequence[tuple[str, Problem]]) -> 
 
 
 def fix(script: BatchScript, host: Host, environ: Mapping[str, str]) -> BatchScript:
-    """Return the script after all edits that are certain, those that need no advice in words.
+    """Return the script after all certain edits: those of errors and warnings that need no advice in words.
 
     Edits that the shell could not read, or after which there is still the same finding, are not made.
     """
@@ -81,9 +81,10 @@ def fix(script: BatchScript, host: Host, environ: Mapping[str, str]) -> BatchScr
 
 
 def is_certain(entry: tuple[str, Problem], refused: Collection[tuple[str, str]]) -> bool:
-    """Return whether a problem has edits that need no advice, and that are not refused."""
+    """Return whether a problem has edits that need no advice and are not refused; a note breaks nothing."""
     name, problem = entry
-    return bool(problem.fix.changes) and not problem.fix.advice and (name, problem.message) not in refused
+    is_guess = problem.severity is Severity.NOTE or problem.fix.advice or not problem.fix.changes
+    return not is_guess and (name, problem.message) not in refused
 
 
 def count_names(problems: Sequence[tuple[str, Problem]]) -> Counter[tuple[str, str]]:

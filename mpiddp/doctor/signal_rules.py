@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from signal import Signals
 
-from .batch_script import Command, Launch, Program, Scheduler
+from .batch_script import SETUP_FILES, Command, Launch, Program, Scheduler
 from .context import Context, Fix, Problem, Step, find_option, is_mpirun, rule
 from .edits import (
     advise,
@@ -53,6 +53,17 @@ def find_trap(context: Context, signal: str) -> Command | None:
     return None
 
 
+def may_trap(context: Context) -> bool:
+    """Return whether a signal that is not known has a trap, or a file that is sourced may set one."""
+    for command in context.script.commands:
+        if command.words[0] == "trap" and any(word.unknown for word in command.words[2:]):
+            return True
+        name = command.words[1] if command.words[0] in ("source", ".") and len(command.words) > 1 else ""
+        if name and not SETUP_FILES.search(name) and "trap" in (context.host.read(name) or "trap"):
+            return True
+    return False
+
+
 @rule("signal-batch", "--signal with or without B: against who can receive it")
 def check_signal_batch(context: Context) -> Iterator[Problem]:
     """Compare the receiver of the signal with what the script does with it."""
@@ -61,6 +72,8 @@ def check_signal_batch(context: Context) -> Iterator[Problem]:
         return
     to_shell, name, seconds = signal
     trap, launch = find_trap(context, name), context.steps[-1].launch
+    if trap is not None and re.fullmatch(r"\s*(echo|printf|date)\b[^;&|]*", trap.words[1]) and not to_shell:
+        return  # it only tells the time
     line = context.option_line("signal")
     with_batch, without = (set_option(context, "signal", f"{prefix}{name}@{seconds}") for prefix in ("B:", ""))
     add_trap = insert_before(context, launch, f"trap 'kill -{name} $job' {name}")
@@ -74,7 +87,7 @@ def check_signal_batch(context: Context) -> Iterator[Problem]:
         yield Problem(Severity.ERROR, line, f"--signal without B:, but {launch.launcher} starts the ranks",
                       "Slurm sends the signal only to tasks of srun: the ranks never get it",
                       with_batch + add_trap + wait_for_trap(context, launch))
-    elif to_shell and trap is None and not is_exec:
+    elif to_shell and trap is None and not is_exec and not may_trap(context):
         yield Problem(Severity.ERROR, line, f"--signal=B:{name}, but the script has no trap for SIG{name}",
                       "the signal kills the batch shell, and the job ends without a checkpoint",
                       without if launch.launcher == "srun" else add_trap + wait_for_trap(context, launch))

@@ -1,0 +1,3 @@
+import mpiddp
+
+mpiddp.should_stop()
