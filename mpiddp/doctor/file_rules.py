@@ -83,9 +83,11 @@ def check_directive_text(context: Context) -> Iterator[Problem]:
         elif context.script.scheduler is Scheduler.SLURM and (
                 match := re.search(r"\$\{?\w+\}?|\$\(", text)) and "comment" not in directive.options:
             names = [name for name in ("output", "error") if "$" in directive.options.get(name, "")]
-            yield Problem(Severity.ERROR, directive.line, f"{match[0]} in a directive",
+            is_text = any("$" in directive.options.get(name, "") for name in ("job-name", "mail-user"))
+            yield Problem(Severity.WARNING if is_text else Severity.ERROR, directive.line, f"{match[0]} in a directive",
                           "sbatch does not expand variables; " + (
-                              "the output goes to a folder with that name" if names else "it refuses the value"),
+                              "the output goes to a folder with that name" if names else
+                              "the text stays as it is" if is_text else "it refuses the value"),
                           sum((set_option(context, name, f"%x-%j.{name[:3]}") for name in names), Fix()) + advise(
                               "%x is the job's name, %j its number, %u your user name" if names else
                               f"write the value of {match[0]} itself"))
