@@ -25,6 +25,7 @@ from tests.support import PROGRAMS, ROOT, check, first_of, need, on_path
 
 MATPLOTLIB = [] if importlib.util.find_spec("matplotlib") else ["the package matplotlib"]
 LARGEST_SVG = 1_000_000  # bytes
+DRAWS = pytest.mark.process  # matplotlib asks fc-list for the fonts, once on each machine
 
 
 def names(count: int) -> list[str]:
@@ -122,6 +123,7 @@ def test_numbers_have_three_digits() -> None:
         "0.000", "0.0012", "0.012", "1.20", "13.2", "312", "1,000", "1,840"]
 
 
+@DRAWS
 @pytest.mark.parametrize("nodes", first_of([1, 2, 3, 24, 64, 256], 4))
 def test_a_picture_is_well_formed_small_and_soon_there(nodes: int, tmp_path: Path) -> None:
     need(MATPLOTLIB)
@@ -138,6 +140,7 @@ def test_a_picture_is_well_formed_small_and_soon_there(nodes: int, tmp_path: Pat
         assert host in words.split("\n"), host  # at the map, besides in a finding
 
 
+@DRAWS
 def test_a_picture_of_nodes_alone_says_what_it_lacks(tmp_path: Path) -> None:
     need(MATPLOTLIB)
     figures = fabric(3)._replace(links={}, inside_links={}, allreduce={})
@@ -145,6 +148,7 @@ def test_a_picture_of_nodes_alone_says_what_it_lacks(tmp_path: Path) -> None:
     assert message("check/no_links_drawn") in (tmp_path / "a.svg").read_text()
 
 
+@DRAWS
 def test_the_suffix_says_the_format(tmp_path: Path) -> None:
     need(MATPLOTLIB)
     for name, begin in (("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a", b"<?xml")):
