@@ -304,3 +304,56 @@ def test_a_long_line_is_broken() -> None:
     lines = break_lines(["srun " + "--option " * 20, "python " + "word " * 40]).split(" \\\n    ")
     assert all(len(line) <= 118 for line in lines)
     assert any(line.startswith("python word") for line in lines)
+
+
+NODES = """\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=32
+module load openmpi
+nodes=($(scontrol show hostnames $SLURM_JOB_NODELIST))
+"""
+OF_A_NODE = "torchrun --nnodes=2 --nproc_per_node=4 --master_addr=${nodes[0]} --node_rank="
+
+
+def test_a_loop_over_the_nodes_becomes_one_launch() -> None:
+    text = convert_text(NODES + f"""\
+for ((i = 0; i < SLURM_NNODES; i++)); do
+    srun -N1 -n1 -w "${{nodes[$i]}}" {OF_A_NODE}$i train.py --lr 1 &
+    sleep 1
+done
+wait
+""")
+    assert text.endswith(f"module load openmpi\nsrun --mpi=pmix {CORES} python -m mpiddp train.py --lr 1\n")
+    assert "#SBATCH --ntasks-per-node=4\n" in text
+
+
+def test_a_head_node_and_a_loop_over_the_others_become_one_launch() -> None:
+    text = convert_text(NODES + f"""\
+srun -N1 -n1 -w "${{nodes[0]}}" {OF_A_NODE}0 train.py --lr 1 &
+for ((i = 1; i < SLURM_NNODES; i++)); do
+    ssh ${{nodes[$i]}} nvidia-smi
+    srun -N1 -n1 -w "${{nodes[$i]}}" {OF_A_NODE}$i train.py --lr 1 &
+done
+wait
+""")
+    assert text.count("-m mpiddp") == 1
+    assert text.endswith(f"srun --mpi=pmix {CORES} python -m mpiddp train.py --lr 1\n"
+                         "# check: the loop over the nodes also ran this: ssh ${nodes[$i]} nvidia-smi\n")
+
+
+def test_a_training_of_its_own_on_each_node_stays_so() -> None:
+    text = convert_text(NODES + """\
+for i in 0 1; do
+    srun -N1 -n1 -w "${nodes[$i]}" torchrun --standalone --nproc_per_node=4 train.py --seed $i &
+done
+wait
+""")
+    assert (f"    srun --mpi=pmix {CORES} --nodelist=${{nodes[$i]}} --nodes=1 --ntasks=4 python -m mpiddp train.py"
+            " --seed $i &\ndone\nwait\n") in join_lines(text)
+
+
+def test_a_launch_of_some_ranks_keeps_their_number() -> None:
+    text = convert_text(NODES + "srun --nodes=1 --ntasks=4 python train.py\n")
+    assert f"srun --mpi=pmix {CORES} --nodes=1 --ntasks=4 python -m mpiddp train.py\n" in text

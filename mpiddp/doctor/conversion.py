@@ -16,13 +16,13 @@ from ..discovery.script import LOCAL_RANK_OPTION
 from .batch_script import BatchScript, Launch, Program, Request, Scheduler
 from .conversion_directives import CHECK, convert_directives, count_ranks_per_node, read_torch_options
 from .directives import read_number, slurm_options
-from .shell import Command, QuoteError, Word, parse, read_text
+from .shell import Command, QuoteError, Word, iterate_nodes, parse, read_text
 from .statements import (
     find_comments,
     find_line,
+    find_loop,
     find_place,
     find_unneeded,
-    iterate_nodes,
     read_statements,
     references,
     remove_empty_lines,
@@ -38,6 +38,7 @@ REPLACED = frozenset((
     "mpi", "nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "gpus-per-task", "gpus-per-node",
     "gpus", "gres", "gpu-bind", "cpu-bind", "output", "error",
 ))
+SIZES = ("nodes", "ntasks", "ntasks-per-node")
 SET_BY_MPIDDP = frozenset((
     "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK",
     "OMP_NUM_THREADS",
@@ -72,13 +73,16 @@ def convert(script: BatchScript, read_file: ReadFile) -> str:
 
     `read_file` returns the text of a file that the script names, None if it cannot be read.
     """
-    launches = {(launch.line, launch.text): launch for launch in find_convertible(script)}
+    launches = [*{(launch.line, launch.text): launch for launch in find_convertible(script)}.values()]
     if not launches:
         return script.text
-    is_alone = len(launches) == 1
-    edits = [edit for launch in launches.values() for edit in replace_launch(script, launch, read_file, is_alone)]
-    text = remove_unneeded(replace_spans(script.text, edits), script, edits, [*launches.values()])
-    main = [*launches.values()][-1]
+    trainings = [launch for launch in launches if not is_part(launch, launches)]
+    is_alone = len(trainings) == 1 and (not trainings[0].in_loop or starts_one_node(trainings[0]))
+    edits = [edit for launch in launches for edit in (
+        replace_launch(script, launch, read_file, is_alone) if launch in trainings else remove_launch(script, launch))]
+    text = remove_unneeded(replace_spans(script.text, edits), script, edits, launches,
+                           waits=not (is_alone and trainings[0].is_background))
+    main = trainings[-1]
     ranks = count_ranks_per_node(script, main)
     if script.scheduler is Scheduler.SLURM and ranks not in (None, script.request.tasks_per_node):
         text = keep_tasks(text, script.request)
@@ -140,15 +144,44 @@ def replace_launch(
         return []
     begin, end = place
     new = Replacement()
+    loop = find_loop(script.text, begin, end) if starts_one_node(launch) else None
     inner = find_inner_command(launch)
     if inner is not None:
         keep_inner_setup(script, launch, inner, new)
     read_options(script, launch, new, read_file)
     command = format_command(script, launch, new, script.text[begin:end] if inner is None else inner.text)
     end += len(" &") if is_alone and launch.is_background and script.text.startswith(" &", end) else 0
+    if loop is not None:
+        begin, end, others = loop
+        new.checks += [f"the loop over the nodes also ran this: {text.splitlines()[0]}" for text in others]
     line_begin, indent = find_line(script.text, begin)
     lines = [*(CHECK + check for check in new.checks), *new.setup]
     return [(begin, end, command), (line_begin, line_begin, "".join(f"{indent}{line}\n" for line in lines))]
+
+
+def starts_one_node(launch: Launch) -> bool:
+    """Return whether a launch starts one node's part of a training: it is in a loop over the nodes, or names one."""
+    return bool({"node-rank", "machine-rank"} & {*read_torch_options(launch)}) and (
+        launch.in_loop or "nodelist" in launch.launcher_options)
+
+
+def is_part(launch: Launch, launches: Sequence[Launch]) -> bool:
+    """Return whether a launch starts a node's part of a training of which an earlier launch starts another."""
+    return any(starts_one_node(each) and each.script_words == launch.script_words
+               for each in launches[:launches.index(launch)]) and starts_one_node(launch)
+
+
+def remove_launch(script: BatchScript, launch: Launch) -> list[tuple[int, int, str]]:
+    """Return the place of a launch in the text, or of the loop around it, with nothing that takes its place."""
+    place = find_place(script.text, launch.line, launch.text)
+    if place is None:
+        return []
+    begin, end, others = find_loop(script.text, *place) or (*place, [])
+    end += len(" &") if script.text.startswith(" &", end) else 0
+    lines = [f"{CHECK}the loop over the nodes also ran this: {text.splitlines()[0]}" for text in others]
+    if find_line(script.text, begin)[1]:
+        lines.append(":")  # in a branch, which must not be empty
+    return [(begin, end, "\n".join(lines))]
 
 
 def find_inner_command(launch: Launch) -> Command | None:
@@ -275,7 +308,6 @@ def format_command(script: BatchScript, launch: Launch, new: Replacement, source
 
 
 
-
 def read_variables(script: BatchScript, launch: Launch) -> dict[str, str]:
     """Return the words of a launch that were written as a variable, by their values."""
     tokens = [token for token in read_tokens(launch.text) if re.fullmatch(r'"?\$\{?\w+\}?"?', token)]
@@ -305,13 +337,26 @@ def format_launcher(script: BatchScript, launch: Launch, new: Replacement) -> li
         words = ["srun", *choose_interface(script, new)]
         if "cpus-per-task" in script.options or "cpus-per-task" in launch.launcher_options:
             words.append("--cpus-per-task=$SLURM_CPUS_PER_TASK")
-        kept = {name: value for name, value in launch.launcher_options.items() if name not in REPLACED}
-        return [*words, *(f"--{name}={format_word(Word(value))}" if value else f"--{name}"
-                          for name, value in kept.items())]
+        return [*words, *(f"--{name}={format_word(Word(value, [value] if '$' in value else []))}" if value
+                          else f"--{name}" for name, value in keep_options(script, launch).items())]
     if launch.launcher and launch.program is Program.PYTHON:
         return [format_word(word) for word in drop_variables(launcher_words(script, launch))]
     new.checks.append("the launcher of the site's MPI, with one rank for each GPU, as in batch/pbs.sh and pals.sh")
     return [launch.launcher or "mpirun"]
+
+
+def keep_options(script: BatchScript, launch: Launch) -> dict[str, str]:
+    """Return the options of srun that the new line has, too; some nodes of the job keep their number, and get ranks."""
+    options, ranks = launch.launcher_options, count_ranks_per_node(script, launch)
+    kept = {name: value for name, value in options.items() if name not in REPLACED}
+    if launch.program is Program.PYTHON:
+        return kept | {name: options[name] for name in SIZES if name in options}
+    if starts_one_node(launch):
+        return {name: value for name, value in kept.items() if name != "nodelist"}
+    nodes = read_number(options.get("nodes", ""))
+    if nodes and ranks and script.request.nodes not in (None, nodes):
+        kept |= {"nodes": str(nodes), "ntasks": str(nodes * ranks)}
+    return kept
 
 
 def choose_interface(script: BatchScript, new: Replacement) -> list[str]:
@@ -346,18 +391,20 @@ def drop_variables(words: list[Word]) -> list[Word]:
 
 
 def remove_unneeded(
-    text: str, script: BatchScript, edits: Sequence[tuple[int, int, str]], launches: Sequence[Launch]
+    text: str, script: BatchScript, edits: Sequence[tuple[int, int, str]], launches: Sequence[Launch], waits: bool
 ) -> str:
-    """Return a text without the statements that served only what the launches no longer need."""
+    """Return a text without the statements that served only what the launches no longer need.
+
+    `waits` tells that a `wait` is for a launch that stays in the background.
+    """
     old = "".join(script.text[begin:end] for begin, end, _ in edits) + "".join(
         command.text for launch in launches for command in launch.inner_commands)
     new = "".join(new for *_, new in edits)
     statements = read_statements(text)
     unneeded = find_unneeded(statements, SET_BY_MPIDDP | (references(old) - references(new)), "")
-    is_background = len(launches) == 1 and launches[0].is_background and not any(
-        command.is_background and command.text not in old for command in script.commands)
+    waits = waits or any(command.is_background and command.text not in old for command in script.commands)
     unneeded += [statement for statement in statements
-                 if statement.text == "env" or (is_background and statement.text == "wait")]
+                 if statement.text == "env" or (statement.text == "wait" and not waits)]
     kept = [statement for statement in statements if statement not in unneeded]
     unread = SET_BY_MPIDDP - frozenset[str]().union(*(references(statement.text) for statement in kept))
     changes = dict.fromkeys((*unneeded, *find_comments(statements, unneeded, text)), "")

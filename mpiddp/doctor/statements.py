@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from tree_sitter import Node
 
-from .shell import parse, read_text
+from .shell import iterate_nodes, parse, read_text
 
 # Commands that only look at something or print it: a statement of these alone has no other effect than its variables.
 HARMLESS = frozenset((
@@ -21,6 +21,7 @@ HARMLESS = frozenset((
 REFERENCE = re.compile(r"\$\{?[#!]?([A-Za-z_]\w*)")
 ARITHMETIC = re.compile(r"\(\((.*?)\)\)", re.DOTALL)
 HIDDEN = ("command_substitution", "process_substitution")
+LOOPS = ("for_statement", "c_style_for_statement", "while_statement")
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def find_comments(statements: Sequence[Statement], removed: Sequence[Statement],
     comments: list[Statement] = []
     for statement, following in reversed([*pairwise(statements)]):
         is_above = text[statement.end:following.begin].strip(" \t") in ("\n", "")
-        is_plain = statement.is_comment and not re.match(r"#(!|#?SBATCH|#?PBS|#?BSUB|flux:)", statement.text)
+        is_plain = statement.is_comment and not re.match(r"#(!|#?SBATCH|#?PBS|#?BSUB|flux:| check:)", statement.text)
         if is_plain and is_above and (following in removed or following in comments):
             comments.append(statement)
     return comments
@@ -173,13 +174,15 @@ def find_comments(statements: Sequence[Statement], removed: Sequence[Statement],
 
 def remove_empty_lines(text: str, before: str) -> str:
     """Return a text without the lines that have become empty."""
-    old = before.split("\n")
+    old = before.rstrip("\n").split("\n")
     kept: list[str] = []
     new = text.split("\n")
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     for kind, _, _, begin, end in matcher.get_opcodes():
         kept += [line for line in new[begin:end] if kind == "equal" or line.strip()]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).rstrip("\n") + "\n"
+
+
 def find_place(text: str, line: int, part: str) -> tuple[int, int] | None:
     """Return where a command stands that begins in a line; the command in that line if it comes from an eval."""
     begin = 0
@@ -206,8 +209,19 @@ def find_line(text: str, place: int) -> tuple[int, str]:
     return begin, line[:len(line) - len(line.lstrip(" \t"))]
 
 
-def iterate_nodes(node: Node) -> Iterator[Node]:
-    """Yield a node and all below it."""
-    yield node
-    for child in node.named_children:
-        yield from iterate_nodes(child)
+def find_loop(text: str, begin: int, end: int) -> tuple[int, int, list[str]] | None:
+    """Return where the innermost loop around a place stands, and its other statements that do more than set and print.
+
+    None if no loop is around it.
+    """
+    first, last = len(text[:begin].encode()), len(text[:end].encode())
+    loops = [node for node in iterate_nodes(parse(text))
+             if node.type in LOOPS and node.start_byte <= first and last <= node.end_byte]
+    if not loops:
+        return None
+    loop = min(loops, key=lambda node: node.end_byte - node.start_byte)
+    body = loop.child_by_field_name("body") or loop
+    others = [read_text(node) for node in body.named_children
+              if not node.start_byte <= first < node.end_byte and not set(find_commands(node)) <= {*HARMLESS, "sleep"}]
+    data = text.encode()
+    return len(data[:loop.start_byte].decode()), len(data[:loop.end_byte].decode()), others

@@ -16,6 +16,7 @@ from ..discovery.schedulers import SCHEDULERS, Scheduler
 SMALL_SHM_BYTES = 2**30
 FEW_OPEN_FILES = 1024
 CODE_TARGET = "-c"  # of a script from the command line
+COMMANDS = ("check", "supervise", "where")
 NO_LAUNCHER, NO_SCHEDULER = Launcher("", ()), Scheduler("", ())
 
 
@@ -53,8 +54,7 @@ def check_script(facts: Sequence[HostFacts]) -> None:
             "script-missing",
             actual=f"{script_error(missing[0])} ({describe_hosts(missing, facts)})",
             needed="a script, a folder or zip file with a __main__.py, or a module after -m, visible on every node",
-            do="omit python before the script: python -m mpiddp train.py" if is_python(missing[0]) else
-            "check the name and the working directory, and keep scripts on a file system that all nodes share",
+            do=advise_on_missing(missing[0].script.target if missing[0].script else ""),
         )
     targets = dict.fromkeys(host.script.target for host in facts if host.script)  # mpirun -n 1 a.py : -n 3 b.py
     for target in targets.keys() - {CODE_TARGET}:
@@ -79,9 +79,13 @@ def check_script(facts: Sequence[HostFacts]) -> None:
         )
 
 
-def is_python(host: HostFacts) -> bool:
-    """Return whether a rank's script has the name of the interpreter."""
-    return host.script is not None and host.script.target.rstrip("0123456789.") == "python"
+def advise_on_missing(name: str) -> str:
+    """Return what to do about a script of this name that does not exist."""
+    if name.rstrip("0123456789.") == "python":
+        return "omit python before the script: python -m mpiddp train.py"
+    if name in COMMANDS:
+        return f"the command of mpiddp has a dot: python -m mpiddp.{name}"
+    return "check the name and the working directory, and keep scripts on a file system that all nodes share"
 
 
 def warn_local_rank_option(facts: Sequence[HostFacts], option: str, arguments: Sequence[str]) -> list[str]:
