@@ -120,9 +120,10 @@ def test_an_srun_that_is_ended(launcher: Launcher, how: str, cluster: Cluster) -
         assert len(find("launch/outside_signal", text)) == 1, text
         assert "mpiddp: failed" not in text
         assert job.process.returncode == 143, text
-    else:  # srun kills the ranks right after it has sent them SIGINT
+    else:  # srun kills the ranks right after it has sent them SIGINT, on a busy machine one node later than another
         assert "srun: sending Ctrl-C to StepId=" in text
-        assert len(find("launch/outside_signal", text)) == len(re.findall("mpiddp: (?:failed|ended)", text)), text
+        by_srun = len(find("launch/outside_signal", text)) + text.count(message("launch/killed_by_sigkill"))
+        assert by_srun == len(re.findall("mpiddp: (?:failed|ended)", text)), text
         assert job.process.returncode in (130, 137), text
 
 
