@@ -308,16 +308,16 @@ def weights(file: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.thorough("other tests queue a job again and compare weights")
-@pytest.mark.parametrize(("why", "epochs"), [("drain", 30), ("scancel", 30), ("walltime", 100)])
+@pytest.mark.parametrize(("why", "epochs"), [("drain", 30), ("scancel", 30), ("walltime", 200)])
 def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
     cluster: Cluster, folder: Path, why: str, epochs: int
 ) -> None:
-    """The walltime is two minutes, and the ranks stop 80 seconds before its end."""
+    """The walltime is two minutes, and the ranks stop 50 seconds before its end."""
     minutes, signal = (2, "USR1@10") if why == "walltime" else (10, "USR1@120")
     near, signalled = message("launch/walltime_near"), message("launch/time_to_stop", signal="SIGUSR1")
     script = edited(folder, "requeue.sh", ENVIRONMENT=ACTIVATE, time=minutes, signal=signal,
                     COMMAND=f"python -m mpiddp {train(epochs, 'checkpoint.pt')}",
-                    SUPERVISE="python -m mpiddp.supervise --stop-before 80")
+                    SUPERVISE="python -m mpiddp.supervise --stop-before 50")
     job = Submitted(cluster, script)
     try:
         if why != "walltime":
