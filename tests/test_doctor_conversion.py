@@ -12,7 +12,7 @@ from mpiddp.doctor.batch_script import BatchScript, read, read_from_text
 from mpiddp.doctor.context import Host
 from mpiddp.doctor.conversion import convert, format_diff
 from mpiddp.doctor.rules import check
-from mpiddp.doctor.shell import Word
+from mpiddp.doctor.shell import Word, parse
 from mpiddp.doctor.statements import find_unneeded, read_statements, references, remove_exports
 from mpiddp.doctor.words import break_lines, format_word, format_words
 from tests import processes, support
@@ -357,3 +357,52 @@ wait
 def test_a_launch_of_some_ranks_keeps_their_number() -> None:
     text = convert_text(NODES + "srun --nodes=1 --ntasks=4 python train.py\n")
     assert f"srun --mpi=pmix {CORES} --nodes=1 --ntasks=4 python -m mpiddp train.py\n" in text
+
+
+RUN_ONCE = "# check: this line started the training on one node; now it starts it on all: run it once"
+OURS = f"srun --mpi=pmix {CORES} python -m mpiddp train.py"
+ON_NODE = f'srun -N1 -n1 -w "${{nodes[$i]}}" {OF_A_NODE}$i train.py'
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    pytest.param("for s in 1 2; do\n  srun torchrun --nnodes=2 --node_rank=0 --nproc_per_node=4 train.py $s\ndone\n",
+                 f"for s in 1 2; do\n  {OURS} $s\ndone\n", id="seeds"),
+    pytest.param("until srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --nproc_per_node=4 train.py'; do\n"
+                 "  sleep 30\ndone\n", f"until {OURS}; do\n  sleep 30\ndone\n", id="again until it ends well"),
+    pytest.param('run() {\n  srun torchrun --nnodes=2 --nproc_per_node=4 train.py "$@"\n}\nrun --lr 1\nrun --lr 2\n',
+                 f'run() {{\n  {OURS} "$@"\n}}\nrun --lr 1\nrun --lr 2\n', id="a function's parameters"),
+    pytest.param("srun torchrun --nnodes=2 --nproc_per_node=4 train.py & pid=$!\nwait $pid\n",
+                 f"{OURS} & pid=$!\nwait $pid\n", id="the process is waited for by its number"),
+    pytest.param(f"for i in 0 1; do\n  if ((i)); then\n    {ON_NODE} &\n  fi\ndone\nwait\n",
+                 f"  if ((i)); then\n    {RUN_ONCE}\n    {OURS} &\n  fi\ndone\nwait\n", id="a branch in the loop"),
+    pytest.param(f"start() {{\n  {ON_NODE.replace('$i', '$1')} &\n}}\nstart 0\nstart 1\nwait\n",
+                 f"start() {{\n  {RUN_ONCE}\n  {OURS} &\n}}\nstart 0\nstart 1\nwait\n", id="a function for each node"),
+    pytest.param(f"{ON_NODE.replace('$i', '0')} &\n{ON_NODE.replace('$i', '1')} | tee 1.log\nwait\n",
+                 f"{RUN_ONCE}\n{OURS} &\n{OURS} | tee 1.log\nwait\n", id="a part in a pipeline"),
+    pytest.param(f"{ON_NODE.replace('$i', '0')} & {ON_NODE.replace('$i', '1')} & wait\n", f"{OURS};\n", id="one line"),
+    pytest.param(f"for i in 0 1; do\n  export A=1\n  {ON_NODE} > $i.log &\n  pids+=($!)\ndone\n",
+                 "# check: the loop over the nodes also ran this: export A=1\n"
+                 "# check: the loop over the nodes also ran this: pids+=($!)\n"
+                 f"# check: $i was set by the loop over the nodes\n{OURS} > $i.log\n", id="what else the loop does"),
+    pytest.param("srun torchrun --nnodes=2 --nproc_per_node=4 train.py\n"
+                 "srun -N1 -n1 torchrun --standalone --nproc_per_node=1 eval.py\n",
+                 f"{OURS}\nsrun --mpi=pmix {CORES} --nodes=1 --ntasks=1 python -m mpiddp eval.py\n", id="fewer ranks"),
+])
+def test_what_stands_around_a_launch_stays_or_is_told(before: str, after: str) -> None:
+    text = join_lines(convert_text(NODES + before))
+    assert text.endswith(after), text
+    assert not parse(text).has_error
+
+
+def test_two_trainings_share_the_nodes() -> None:
+    parts = "".join(f"for i in 0 1; do\n  {ON_NODE} --seed {seed} &\ndone\n" for seed in (1, 2))
+    text = join_lines(convert_text(NODES.replace("nodes=2", "nodes=4") + parts + "wait\n"))
+    assert text.endswith("".join(
+        f"srun --mpi=pmix {CORES} --nodes=2 --ntasks=8 python -m mpiddp train.py --seed {seed} &\n" for seed in (1, 2))
+        + "wait\n")
+
+
+def test_two_trainings_share_a_node() -> None:
+    launch = "srun -N1 -n1 --gpus=2 --exact torchrun --standalone --nproc_per_node=2 train.py &\n"
+    text = join_lines(convert_text(NODES.replace("nodes=2", "nodes=1") + 2 * launch + "wait\n"))
+    assert text.count(f"srun --mpi=pmix {CORES} --gpus=2 --exact python -m mpiddp train.py &\n") == 2

@@ -18,10 +18,11 @@ from .conversion_directives import CHECK, convert_directives, count_ranks_per_no
 from .directives import read_number, slurm_options
 from .shell import Command, QuoteError, Word, iterate_nodes, parse, read_text
 from .statements import (
+    Span,
     find_comments,
     find_line,
-    find_loop,
     find_place,
+    find_span,
     find_unneeded,
     read_statements,
     references,
@@ -35,8 +36,8 @@ ReadFile = Callable[[str], "str | None"]
 STARTED = (Program.TORCHRUN, Program.TORCH_LAUNCH, Program.ACCELERATE)
 # Options that srun does not need, or that the new line has with other values.
 REPLACED = frozenset((
-    "mpi", "nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "gpus-per-task", "gpus-per-node",
-    "gpus", "gres", "gpu-bind", "cpu-bind", "output", "error",
+    "mpi", "nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "gpus-per-task", "gpu-bind",
+    "cpu-bind", "output", "error",
 ))
 SIZES = ("nodes", "ntasks", "ntasks-per-node")
 SET_BY_MPIDDP = frozenset((
@@ -55,6 +56,7 @@ ENROOT_START = """'options=(--mount /tmp)
     [ -z "$PMIX_SERVER_TMPDIR" ] || options+=(--mount "$PMIX_SERVER_TMPDIR")
     for name in $(compgen -e | grep -E -v "$OWN"); do options+=(--env "$name"); done
     exec enroot start "${options[@]}" "$@"'"""
+BACKGROUND = re.compile(r"[ \t]*&(?!&)[ \t]*")
 PARAMETER = re.compile(r'"?\$\{?([1-9])\b\}?"?')
 NO_WRAPPERS = ("exec", "command", "builtin", "nohup", "setsid", "time")
 
@@ -76,13 +78,14 @@ def convert(script: BatchScript, read_file: ReadFile) -> str:
     launches = [*{(launch.line, launch.text): launch for launch in find_convertible(script)}.values()]
     if not launches:
         return script.text
-    trainings = [launch for launch in launches if not is_part(launch, launches)]
-    is_alone = len(trainings) == 1 and (not trainings[0].in_loop or starts_one_node(trainings[0]))
-    edits = [edit for launch in launches for edit in (
-        replace_launch(script, launch, read_file, is_alone) if launch in trainings else remove_launch(script, launch))]
-    text = remove_unneeded(replace_spans(script.text, edits), script, edits, launches,
-                           waits=not (is_alone and trainings[0].is_background))
-    main = trainings[-1]
+    removed = [launch for number, launch in enumerate(launches) if is_part(script, launch, launches[:number])]
+    trainings = [launch for launch in launches if launch not in removed]
+    edits = [edit for launch in trainings
+             for edit in replace_launch(script, launch, trainings, bool(removed), read_file)]
+    edits += [edit for launch in removed for edit in remove_launch(script, launch)]
+    is_foreground = trainings[0].is_background and can_wait(script, trainings[0], trainings)
+    text = remove_unneeded(replace_spans(script.text, edits), script, edits, launches, waits=not is_foreground)
+    main = max(trainings, key=lambda launch: count_ranks_per_node(script, launch) or 0)
     ranks = count_ranks_per_node(script, main)
     if script.scheduler is Scheduler.SLURM and ranks not in (None, script.request.tasks_per_node):
         text = keep_tasks(text, script.request)
@@ -133,55 +136,86 @@ def find_convertible(script: BatchScript) -> list[Launch]:
 
 
 def replace_launch(
-    script: BatchScript, launch: Launch, read_file: ReadFile, is_alone: bool
+    script: BatchScript, launch: Launch, trainings: Sequence[Launch], has_parts: bool, read_file: ReadFile
 ) -> list[tuple[int, int, str]]:
     """Return the place of a launch in the text with the command that takes its place, and the lines before it.
 
-    A launch that `is_alone` need not run in the background.
+    `has_parts` tells that launches of other nodes' parts are taken out.
     """
     place = find_place(script.text, launch.line, launch.text)
     if place is None:
         return []
     begin, end = place
     new = Replacement()
-    loop = find_loop(script.text, begin, end) if starts_one_node(launch) else None
     inner = find_inner_command(launch)
     if inner is not None:
         keep_inner_setup(script, launch, inner, new)
     read_options(script, launch, new, read_file)
     command = format_command(script, launch, new, script.text[begin:end] if inner is None else inner.text)
-    end += len(" &") if is_alone and launch.is_background and script.text.startswith(" &", end) else 0
-    if loop is not None:
-        begin, end, others = loop
-        new.checks += [f"the loop over the nodes also ran this: {text.splitlines()[0]}" for text in others]
+    background = BACKGROUND.match(script.text, end)
+    waits = can_wait(script, launch, trainings)
+    span = find_node_span(script, launch)
+    if starts_one_node(launch) and (span is None or not (span.is_loop or has_parts)):
+        new.checks.append("this line started the training on one node; now it starts it on all: run it once")
+    if span is not None and span.is_loop:
+        begin, end = span.begin, span.end
+        new.checks += describe_loop(span)
+        new.checks += [f"${name} was set by the loop over the nodes"
+                       for name in sorted(span.assigned & references(command))]
+        command += " &" * (launch.is_background and not waits)
+    elif launch.is_background and waits and background is not None:
+        end = background.end()
+        command += ";" * (script.text[end:end + 1] not in ("\n", ""))
     line_begin, indent = find_line(script.text, begin)
     lines = [*(CHECK + check for check in new.checks), *new.setup]
     return [(begin, end, command), (line_begin, line_begin, "".join(f"{indent}{line}\n" for line in lines))]
 
 
+def can_wait(script: BatchScript, launch: Launch, trainings: Sequence[Launch]) -> bool:
+    """Return whether the script may wait for a launch where it stands, instead of starting it in the background."""
+    span = find_node_span(script, launch)
+    rest = script.text if span is None else script.text[:span.begin] + script.text[span.end:]
+    is_repeated = span is None if starts_one_node(launch) else launch.in_loop
+    return len(trainings) == 1 and not is_repeated and "$!" not in rest
+
+
 def starts_one_node(launch: Launch) -> bool:
-    """Return whether a launch starts one node's part of a training: it is in a loop over the nodes, or names one."""
-    return bool({"node-rank", "machine-rank"} & {*read_torch_options(launch)}) and (
-        launch.in_loop or "nodelist" in launch.launcher_options)
+    """Return whether a launch starts one node's part of a training: it names the node, or is in a loop over them."""
+    options = read_torch_options(launch)
+    rank = options.get("node-rank", options.get("machine-rank"))
+    return rank is not None and not launch.followed and (
+        "nodelist" in launch.launcher_options or (launch.in_loop and "$" in rank))
 
 
-def is_part(launch: Launch, launches: Sequence[Launch]) -> bool:
-    """Return whether a launch starts a node's part of a training of which an earlier launch starts another."""
-    return any(starts_one_node(each) and each.script_words == launch.script_words
-               for each in launches[:launches.index(launch)]) and starts_one_node(launch)
+def find_node_span(script: BatchScript, launch: Launch) -> Span | None:
+    """Return the place of a launch of one node's part, or the loop around it; None if it cannot be taken out."""
+    place = find_place(script.text, launch.line, launch.text)
+    span = find_span(script.text, *place) if place is not None and starts_one_node(launch) else None
+    if span is None:
+        return None
+    lines = range(script.text.count("\n", 0, span.begin) + 1, script.text.count("\n", 0, span.end) + 2)
+    inside = [each for each in find_convertible(script) if each.line in lines]
+    return span if not span.is_loop or len(inside) == 1 else None
+
+
+def is_part(script: BatchScript, launch: Launch, earlier: Sequence[Launch]) -> bool:
+    """Return whether a launch only starts a node's part of a training of which an earlier one starts another part."""
+    return find_node_span(script, launch) is not None and any(
+        starts_one_node(each) and each.script_words == launch.script_words for each in earlier)
+
+
+def describe_loop(span: Span) -> list[str]:
+    """Return what a loop over the nodes did besides starting the training."""
+    return [f"the loop over the nodes also ran this: {text.splitlines()[0]}" for text in span.others]
 
 
 def remove_launch(script: BatchScript, launch: Launch) -> list[tuple[int, int, str]]:
     """Return the place of a launch in the text, or of the loop around it, with nothing that takes its place."""
-    place = find_place(script.text, launch.line, launch.text)
-    if place is None:
-        return []
-    begin, end, others = find_loop(script.text, *place) or (*place, [])
-    end += len(" &") if script.text.startswith(" &", end) else 0
-    lines = [f"{CHECK}the loop over the nodes also ran this: {text.splitlines()[0]}" for text in others]
-    if find_line(script.text, begin)[1]:
-        lines.append(":")  # in a branch, which must not be empty
-    return [(begin, end, "\n".join(lines))]
+    span = find_node_span(script, launch)
+    assert span is not None
+    background = None if span.is_loop else BACKGROUND.match(script.text, span.end)
+    end = span.end if background is None else background.end()
+    return [(span.begin, end, "\n".join(CHECK + check for check in describe_loop(span)))]
 
 
 def find_inner_command(launch: Launch) -> Command | None:
@@ -289,7 +323,10 @@ def format_command(script: BatchScript, launch: Launch, new: Replacement, source
     """Return the line that starts mpiddp."""
     tokens = read_tokens(source)
     words = [*format_python(launch), "-m", "mpiddp", *new.options, *(["-m"] if launch.is_module else [])]
-    program = " ".join([*words, format_words(launch.script_words, tokens)])
+    first = launch.script_words[0]
+    is_written = not launch.followed and first in tokens  # then a function's parameters stay as they are
+    program = " ".join([*words, *tokens[tokens.index(first):]] if is_written else
+                       [*words, format_words(launch.script_words, tokens)])
     wrappers = [word for number, word in enumerate(launch.wrapper_words)
                 if not is_shell_word(word, launch) and not (word in NO_WRAPPERS and number == 0)]
     variables = read_variables(script, launch)
@@ -352,9 +389,11 @@ def keep_options(script: BatchScript, launch: Launch) -> dict[str, str]:
     if launch.program is Program.PYTHON:
         return kept | {name: options[name] for name in SIZES if name in options}
     if starts_one_node(launch):
-        return {name: value for name, value in kept.items() if name != "nodelist"}
-    nodes = read_number(options.get("nodes", ""))
-    if nodes and ranks and script.request.nodes not in (None, nodes):
+        kept.pop("nodelist", None)
+        options = {}
+    nodes = read_number(options.get("nodes") or read_torch_options(launch).get("nnodes", "")) or script.request.nodes
+    most = max(count_ranks_per_node(script, each) or 0 for each in find_convertible(script))
+    if nodes and ranks and (script.request.nodes, most) not in ((None, ranks), (nodes, ranks)):
         kept |= {"nodes": str(nodes), "ntasks": str(nodes * ranks)}
     return kept
 

@@ -209,19 +209,38 @@ def find_line(text: str, place: int) -> tuple[int, str]:
     return begin, line[:len(line) - len(line.lstrip(" \t"))]
 
 
-def find_loop(text: str, begin: int, end: int) -> tuple[int, int, list[str]] | None:
-    """Return where the innermost loop around a place stands, and its other statements that do more than set and print.
+@dataclass(frozen=True)
+class Span:
+    """The place of a launch that stands alone, or of the loop of which it is a statement.
 
-    None if no loop is around it.
+    `others` are the statements of the loop that do more than print or set variables, `assigned` the variables that it
+    sets.
     """
-    first, last = len(text[:begin].encode()), len(text[:end].encode())
-    loops = [node for node in iterate_nodes(parse(text))
-             if node.type in LOOPS and node.start_byte <= first and last <= node.end_byte]
-    if not loops:
-        return None
-    loop = min(loops, key=lambda node: node.end_byte - node.start_byte)
-    body = loop.child_by_field_name("body") or loop
-    others = [read_text(node) for node in body.named_children
-              if not node.start_byte <= first < node.end_byte and not set(find_commands(node)) <= {*HARMLESS, "sleep"}]
+
+    begin: int
+    end: int
+    others: tuple[str, ...] = ()
+    assigned: frozenset[str] = frozenset()
+    is_loop: bool = False
+
+
+def find_span(text: str, begin: int, end: int) -> Span | None:
+    """Return the place of the launch at a place, None if it is part of another command, a branch or a function."""
     data = text.encode()
-    return len(data[:loop.start_byte].decode()), len(data[:loop.end_byte].decode()), others
+    first, last = len(text[:begin].encode()), len(text[:end].encode())
+    nodes = iterate_nodes(parse(text))
+    node = next((node for node in nodes if (node.start_byte, node.end_byte) == (first, last)), None)
+    parent = node.parent if node is not None else None
+    if node is None or parent is None:
+        return None
+    if parent.type == "program":
+        return Span(begin, end)
+    loop = parent.parent
+    if parent.type != "do_group" or loop is None or loop.type not in LOOPS or loop.parent is None or (
+            loop.parent.type not in ("program", "do_group")):
+        return None
+    others = [read_text(child) for child in parent.named_children if child.start_byte != first and (
+        child.type == "declaration_command" or "$!" in read_text(child)
+        or not set(find_commands(child)) <= {*HARMLESS, "sleep"})]
+    return Span(len(data[:loop.start_byte].decode()), len(data[:loop.end_byte].decode()), tuple(others),
+                frozenset(find_assigned(loop)), is_loop=True)
