@@ -378,12 +378,26 @@ ON_NODE = f'srun -N1 -n1 -w "${{nodes[$i]}}" {OF_A_NODE}$i train.py'
     pytest.param(f"start() {{\n  {ON_NODE.replace('$i', '$1')} &\n}}\nstart 0\nstart 1\nwait\n",
                  f"start() {{\n  {RUN_ONCE}\n  {OURS} &\n}}\nstart 0\nstart 1\nwait\n", id="a function for each node"),
     pytest.param(f"{ON_NODE.replace('$i', '0')} &\n{ON_NODE.replace('$i', '1')} | tee 1.log\nwait\n",
-                 f"{RUN_ONCE}\n{OURS} &\n{OURS} | tee 1.log\nwait\n", id="a part in a pipeline"),
+                 f"{RUN_ONCE}\n{OURS} &\n{RUN_ONCE}\n{OURS} | tee 1.log\nwait\n", id="a part in a pipeline"),
     pytest.param(f"{ON_NODE.replace('$i', '0')} & {ON_NODE.replace('$i', '1')} & wait\n", f"{OURS};\n", id="one line"),
     pytest.param(f"for i in 0 1; do\n  export A=1\n  {ON_NODE} > $i.log &\n  pids+=($!)\ndone\n",
                  "# check: the loop over the nodes also ran this: export A=1\n"
                  "# check: the loop over the nodes also ran this: pids+=($!)\n"
                  f"# check: $i was set by the loop over the nodes\n{OURS} > $i.log\n", id="what else the loop does"),
+    pytest.param('for i in 0 1; do\n  srun -N1 -n1 -w "${nodes[$i]}" bash -c "' + OF_A_NODE + '$i train.py" &\n'
+                 "done\nwait\n", f"{OURS}\n", id="a shell on each node"),
+    pytest.param(2 * f"{ON_NODE.replace('$i', '0')} &\n{ON_NODE.replace('$i', '1')} &\nwait\n",
+                 2 * (2 * f"{RUN_ONCE}\n{OURS} &\n" + "wait\n"), id="two trainings one after another"),
+    pytest.param('for i in 0 1; do\n  srun -N1 -n1 -w "${nodes[$i]}" accelerate launch --cpu --config_file a.yaml '
+                 "--num_machines 1 --machine_rank 0 --num_processes 4 train.py $i &\ndone\nwait\n",
+                 f"  srun --mpi=pmix {CORES} --nodelist=${{nodes[$i]}} --nodes=1 --ntasks=4 "
+                 "python -m mpiddp train.py $i &\ndone\nwait\n", id="a training on each node"),
+    pytest.param("srun -o logs/a.out torchrun --nnodes=2 --nproc_per_node=4 train.py\ngrep loss logs/a.out\n",
+                 f"srun --mpi=pmix {CORES} --output=logs/a.out python -m mpiddp train.py\ngrep loss logs/a.out\n",
+                 id="a file of output"),
+    pytest.param('ssh ${nodes[1]} "torchrun --node_rank=1 train.py" &\ntorchrun --nnodes=2 --node_rank=0 '
+                 "--nproc_per_node=4 train.py\n", "# check: ssh also starts a part of the training: leave it out\n"
+                 f"{OURS}\n", id="ssh"),
     pytest.param("srun torchrun --nnodes=2 --nproc_per_node=4 train.py\n"
                  "srun -N1 -n1 torchrun --standalone --nproc_per_node=1 eval.py\n",
                  f"{OURS}\nsrun --mpi=pmix {CORES} --nodes=1 --ntasks=1 python -m mpiddp eval.py\n", id="fewer ranks"),

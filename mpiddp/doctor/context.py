@@ -100,7 +100,7 @@ class Step:
     @property
     def uses_gpus(self) -> bool:
         """Return whether the training is not told to run on CPUs."""
-        words = self.launch.options
+        words = (*self.launch.options, *self.launch.script_words)
         return (find_option(words, "device") or self.launch.assignments.get("MPIDDP_DEVICE")) != "cpu" and (
             find_option(words, "backend") != "gloo")
 
@@ -198,6 +198,8 @@ def make_step(script: BatchScript, launch: Launch) -> Step:
         return Step(launch, Request(), {**script.options, **options})
     if launch.launcher == "srun":
         merged = {**script.options} if script.scheduler is Scheduler.SLURM else {}
+        if options.get("ntasks") == "1" and "nodes" not in options:
+            merged["nodes"] = "1"  # srun reduces their number
         if "ntasks" in options and "ntasks-per-node" not in options:
             merged.pop("ntasks-per-node", None)
         elif "ntasks-per-node" in options and "ntasks" not in options:

@@ -37,7 +37,7 @@ STARTED = (Program.TORCHRUN, Program.TORCH_LAUNCH, Program.ACCELERATE)
 # Options that srun does not need, or that the new line has with other values.
 REPLACED = frozenset((
     "mpi", "nodes", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task", "gpus-per-task", "gpu-bind",
-    "cpu-bind", "output", "error",
+    "cpu-bind",
 ))
 SIZES = ("nodes", "ntasks", "ntasks-per-node")
 SET_BY_MPIDDP = frozenset((
@@ -56,6 +56,8 @@ ENROOT_START = """'options=(--mount /tmp)
     [ -z "$PMIX_SERVER_TMPDIR" ] || options+=(--mount "$PMIX_SERVER_TMPDIR")
     for name in $(compgen -e | grep -E -v "$OWN"); do options+=(--env "$name"); done
     exec enroot start "${options[@]}" "$@"'"""
+RUN_ONCE = "this line started the training on one node; now it starts it on all: run it once"
+BY_SSH = re.compile(r"\b(ssh|pdsh|clush|pbsdsh)\b.*\b(torchrun|accelerate|torch\.distributed)")
 BACKGROUND = re.compile(r"[ \t]*&(?!&)[ \t]*")
 PARAMETER = re.compile(r'"?\$\{?([1-9])\b\}?"?')
 NO_WRAPPERS = ("exec", "command", "builtin", "nohup", "setsid", "time")
@@ -78,7 +80,7 @@ def convert(script: BatchScript, read_file: ReadFile) -> str:
     launches = [*{(launch.line, launch.text): launch for launch in find_convertible(script)}.values()]
     if not launches:
         return script.text
-    removed = [launch for number, launch in enumerate(launches) if is_part(script, launch, launches[:number])]
+    removed = [launch for launch in launches if is_part(script, launch, launches)]
     trainings = [launch for launch in launches if launch not in removed]
     edits = [edit for launch in trainings
              for edit in replace_launch(script, launch, trainings, bool(removed), read_file)]
@@ -90,7 +92,8 @@ def convert(script: BatchScript, read_file: ReadFile) -> str:
     if script.scheduler is Scheduler.SLURM and ranks not in (None, script.request.tasks_per_node):
         text = keep_tasks(text, script.request)
     lines = convert_directives(script, text.split("\n"), ranks, is_plain=main.program is Program.PYTHON)
-    return "\n".join(line for number, line in enumerate(lines) if CHECK not in line or line not in lines[:number])
+    return "\n".join(line for number, line in enumerate(lines)
+                     if CHECK not in line or RUN_ONCE in line or line not in lines[:number])
 
 
 def keep_tasks(text: str, request: Request) -> str:
@@ -155,8 +158,8 @@ def replace_launch(
     background = BACKGROUND.match(script.text, end)
     waits = can_wait(script, launch, trainings)
     span = find_node_span(script, launch)
-    if starts_one_node(launch) and (span is None or not (span.is_loop or has_parts)):
-        new.checks.append("this line started the training on one node; now it starts it on all: run it once")
+    if starts_one_node(script, launch) and (span is None or not (span.is_loop or has_parts)):
+        new.checks.append(RUN_ONCE)
     if span is not None and span.is_loop:
         begin, end = span.begin, span.end
         new.checks += describe_loop(span)
@@ -175,22 +178,29 @@ def can_wait(script: BatchScript, launch: Launch, trainings: Sequence[Launch]) -
     """Return whether the script may wait for a launch where it stands, instead of starting it in the background."""
     span = find_node_span(script, launch)
     rest = script.text if span is None else script.text[:span.begin] + script.text[span.end:]
-    is_repeated = span is None if starts_one_node(launch) else launch.in_loop
+    is_repeated = span is None if starts_one_node(script, launch) else launch.in_loop
     return len(trainings) == 1 and not is_repeated and "$!" not in rest
 
 
-def starts_one_node(launch: Launch) -> bool:
+def starts_one_node(script: BatchScript, launch: Launch) -> bool:
     """Return whether a launch starts one node's part of a training: it names the node, or is in a loop over them."""
-    options = read_torch_options(launch)
-    rank = options.get("node-rank", options.get("machine-rank"))
-    return rank is not None and not launch.followed and (
+    options, rank = read_torch_options(launch), read_node_rank(launch)
+    nodes = options.get("nnodes", options.get("num-machines", "1"))
+    is_given = not TASK_VARIABLES.search(rank) and (not launch.followed or rank in launch.early)
+    return bool(rank) and is_given and nodes != "1" and script.request.nodes != 1 and (
         "nodelist" in launch.launcher_options or (launch.in_loop and "$" in rank))
+
+
+def read_node_rank(launch: Launch) -> str:
+    """Return the number of a node among those of a training as it is given, empty if it is not."""
+    options = read_torch_options(launch)
+    return options.get("node-rank", options.get("machine-rank", ""))
 
 
 def find_node_span(script: BatchScript, launch: Launch) -> Span | None:
     """Return the place of a launch of one node's part, or the loop around it; None if it cannot be taken out."""
     place = find_place(script.text, launch.line, launch.text)
-    span = find_span(script.text, *place) if place is not None and starts_one_node(launch) else None
+    span = find_span(script.text, *place) if place is not None and starts_one_node(script, launch) else None
     if span is None:
         return None
     lines = range(script.text.count("\n", 0, span.begin) + 1, script.text.count("\n", 0, span.end) + 2)
@@ -198,10 +208,15 @@ def find_node_span(script: BatchScript, launch: Launch) -> Span | None:
     return span if not span.is_loop or len(inside) == 1 else None
 
 
-def is_part(script: BatchScript, launch: Launch, earlier: Sequence[Launch]) -> bool:
-    """Return whether a launch only starts a node's part of a training of which an earlier one starts another part."""
-    return find_node_span(script, launch) is not None and any(
-        starts_one_node(each) and each.script_words == launch.script_words for each in earlier)
+def is_part(script: BatchScript, launch: Launch, launches: Sequence[Launch]) -> bool:
+    """Return whether a launch only starts a node's part of a training of which an earlier one starts another part.
+
+    Launches that start a part a second time are several trainings, which are left to the user.
+    """
+    parts = [each for each in launches if starts_one_node(script, each)
+             and (each.script_words, each.assignments) == (launch.script_words, launch.assignments)]
+    return launch in parts[1:] and find_node_span(script, launch) is not None and (
+        len({read_node_rank(each) for each in parts}) == len(parts))
 
 
 def describe_loop(span: Span) -> list[str]:
@@ -277,6 +292,8 @@ def read_options(script: BatchScript, launch: Launch, new: Replacement, read_fil
         new.checks.append("--max-restarts: mpiddp.supervise restarts a job; batch/supervise.sh has its lines")
     if launch.program is not Program.PYTHON and "B:" in script.options.get("signal", "") and not launch.is_background:
         new.checks.append("the shell's trap runs only when srun has ended: batch/requeue.sh stops a training in time")
+    if launch.program in STARTED and (match := BY_SSH.search(script.text.replace("\\\n", " "))):
+        new.checks.append(f"{match[1]} also starts a part of the training: leave it out")
     if "no-python" in options:
         new.checks.append("--no-python: mpiddp starts a Python script, not another program")
     if launch.program is Program.TORCH_LAUNCH and "use-env" not in options:
@@ -385,13 +402,15 @@ def format_launcher(script: BatchScript, launch: Launch, new: Replacement) -> li
 def keep_options(script: BatchScript, launch: Launch) -> dict[str, str]:
     """Return the options of srun that the new line has, too; some nodes of the job keep their number, and get ranks."""
     options, ranks = launch.launcher_options, count_ranks_per_node(script, launch)
-    kept = {name: value for name, value in options.items() if name not in REPLACED}
+    kept = {name: value for name, value in options.items() if name not in REPLACED and not re.search("%[tnN]", value)}
     if launch.program is Program.PYTHON:
         return kept | {name: options[name] for name in SIZES if name in options}
-    if starts_one_node(launch):
+    if starts_one_node(script, launch):
         kept.pop("nodelist", None)
         options = {}
-    nodes = read_number(options.get("nodes") or read_torch_options(launch).get("nnodes", "")) or script.request.nodes
+    given = read_torch_options(launch)
+    own = "1" if not launch.launcher and ("standalone" in given or "nnodes" not in given) else given.get("nnodes", "")
+    nodes = read_number(options.get("nodes") or own) or script.request.nodes
     most = max(count_ranks_per_node(script, each) or 0 for each in find_convertible(script))
     if nodes and ranks and (script.request.nodes, most) not in ((None, ranks), (nodes, ranks)):
         kept |= {"nodes": str(nodes), "ntasks": str(nodes * ranks)}

@@ -78,7 +78,7 @@ def check_signal_batch(context: Context) -> Iterator[Problem]:
     with_batch, without = (set_option(context, "signal", f"{prefix}{name}@{seconds}") for prefix in ("B:", ""))
     add_trap = insert_before(context, launch, f"trap 'kill -{name} $job' {name}")
     is_exec = re.match(r"\s*(eval\s+[\"'])?exec\s", launch.text) is not None
-    if not to_shell and trap is not None:
+    if not to_shell and trap is not None and name != "TERM":  # which is also scancel's
         yield Problem(Severity.ERROR, line, f"--signal without B:, but the script traps SIG{name}",
                       "Slurm sends the signal to the tasks of srun, and the batch shell never gets it"
                       + ("" if launch.is_background else f"; {FOREGROUND}"),

@@ -240,7 +240,8 @@ def find_span(text: str, begin: int, end: int) -> Span | None:
             loop.parent.type not in ("program", "do_group")):
         return None
     others = [read_text(child) for child in parent.named_children if child.start_byte != first and (
-        child.type == "declaration_command" or "$!" in read_text(child)
+        child.type in ("declaration_command", "redirected_statement")
+        or re.search(r"\$!|\bsed\s+-\w*i", read_text(child))
         or not set(find_commands(child)) <= {*HARMLESS, "sleep"})]
     return Span(len(data[:loop.start_byte].decode()), len(data[:loop.end_byte].decode()), tuple(others),
                 frozenset(find_assigned(loop)), is_loop=True)
