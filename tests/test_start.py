@@ -162,7 +162,7 @@ def timed(job: Callable[[], Done]) -> tuple[Done, float]:
 
 def with_a_stopped_rank(cluster: Cluster) -> Done:
     """Run a job whose rank 1 is stopped with SIGSTOP as soon as it imports torch."""
-    deadline = "13"  # by which its processes are known
+    deadline = "25"  # seconds in which the others are there on a slow machine, and by which its processes are known
     stopper = threading.Thread(target=stop_rank, args=("node2", deadline))
     stopper.start()
     done = on_nodes(cluster, MPIS["openmpi4"], ":", "--startup-timeout", deadline, HELLO)
