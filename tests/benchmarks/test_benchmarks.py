@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,11 @@ def test_planning(quick: Mpi) -> None:
     assert re.search(r"checks before torch: \d+\.\d ms", table)
 
 
-def test_site(quick: Mpi) -> None:
-    table = check(alone(quick, "-m", "tests.benchmarks.site", "--quick")).stdout
+def test_site(quick: Mpi, tmp_path: Path) -> None:
+    """An unpacked archive may let the group write to its files, and such a profile is refused."""
+    shutil.copyfile(ROOT / "batch/sites/frontier.toml", file := tmp_path / "frontier.toml")
+    file.chmod(0o644)
+    table = check(alone(quick, "-m", "tests.benchmarks.site", "--quick", file)).stdout
     for name in ("no profile", "frontier.toml"):
         assert re.search(rf"^{name} +(\d+\.\d\d +){{3}}\d+\.\d\d$", table, re.MULTILINE), table
 
