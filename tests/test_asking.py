@@ -573,8 +573,7 @@ def test_a_job_of_three_nodes_answers(launcher: Launcher, cluster: Cluster) -> N
     with started(launcher, cluster, ZOO, "python", env=env) as job:
         job.await_ready(launcher.ranks)
         for host in ("login", "node3"):
-            done, seconds = hanging(job, cluster, launcher, host, env)
-            assert seconds < 15  # 0.4 on a quiet machine
+            done = hanging(job, cluster, launcher, host, env)
             head, outlier, waiting, finding = done.stdout.splitlines()
             others, count, where = ("0,2-5", 5, r"node\[1-3\]") if launcher.whole else ("0,2", 2, r"node\[1,3\]")
             assert re.fullmatch(rf"job \d+, {launcher.ranks} ranks", head)
@@ -620,16 +619,13 @@ def test_a_node_that_is_out_of_reach(cluster: Cluster) -> None:
     assert re.match(rf"  \d ranks? +[\d-]+ +node3 +outlier +{lost}$", found[1]), found
 
 
-def hanging(
-    job: Job, cluster: Cluster, launcher: Launcher, host: str, env: dict[str, str]
-) -> tuple[Done, float]:
-    """Return a job's answer when rank 1 is an outlier, and the seconds that took."""
+def hanging(job: Job, cluster: Cluster, launcher: Launcher, host: str, env: dict[str, str]) -> Done:
+    """Return a job's answer when rank 1 is an outlier."""
     deadline = time.monotonic() + 30
     while True:
-        start = time.monotonic()
         done = ask_from(cluster, launcher, host, env)
         if "outlier" in done.stdout or time.monotonic() > deadline:
-            return check(done), time.monotonic() - start
+            return check(done)
         time.sleep(0.3)
 
 

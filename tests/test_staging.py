@@ -460,14 +460,14 @@ from mpiddp.staging.manifest import File, plan_chunks
 
 def read(chunk):
     if MPI.COMM_WORLD.rank == 1:
-        time.sleep(30)
+        time.sleep(600)
     return new_buffer(chunk)
 
 begun, chunks = time.monotonic(), plan_chunks([File("/x", 2**25, 7, 0o644)], 2, {})
 try:
     broadcast(Rendezvous(MPI.COMM_WORLD, 60, begun), chunks, begun + 3, read, lambda: None, lambda *_: None)
 except LocalLaunchError as error:
-    print(f"{time.monotonic() - begun < 10} {error.actual}\n", end="", flush=True)
+    print(f"{error.actual}\n", end="", flush=True)
 time.sleep(1)
 MPI.COMM_WORLD.Abort(7)
 """
@@ -475,8 +475,7 @@ MPI.COMM_WORLD.Abort(7)
 
 def test_a_node_whose_file_system_hangs_is_named_in_time(quick: Mpi) -> None:
     done = processes.run(*mpiexec_command(quick, 2, "-c", LATE), timeout=60, env=single_node_environ(quick), cwd=ROOT)
-    late = message("launch/share_unread", reader="rank 1")
-    assert done.stdout.splitlines() == [f"True {late}"] * 2, done.stderr
+    assert done.stdout.splitlines() == [message("launch/share_unread", reader="rank 1")] * 2, done.stderr
 
 
 LEADERS = r"""

@@ -126,7 +126,7 @@ AT_ONCE = 3  # more would start so slowly that others seem to hang, too
 
 
 @pytest.fixture(scope="module")
-def waits(cluster: Cluster, request: pytest.FixtureRequest) -> dict[str, tuple[Done, float]]:
+def waits(cluster: Cluster, request: pytest.FixtureRequest) -> dict[str, Done]:
     """Return what came of the jobs that wait for a rank until a deadline: those of the tests that are selected."""
     cases = [one.callspec.params for one in request.session.items
              if getattr(one, "originalname", "") == "test_a_rank_that_never_reaches_mpiddp"]
@@ -137,7 +137,7 @@ def waits(cluster: Cluster, request: pytest.FixtureRequest) -> dict[str, tuple[D
 
 
 @pytest.fixture(scope="module")
-def hangs(cluster: Cluster) -> dict[str, tuple[Done, float]]:
+def hangs(cluster: Cluster) -> dict[str, Done]:
     """Return what came of the jobs in which a rank's import hangs."""
     jobs = {}
     for name in ("openmpi4", "mpich"):
@@ -147,17 +147,11 @@ def hangs(cluster: Cluster) -> dict[str, tuple[Done, float]]:
     return side_by_side(jobs)
 
 
-def side_by_side(jobs: Mapping[str, Callable[[], Done]]) -> dict[str, tuple[Done, float]]:
-    """Run jobs at once, and return what came of each, with its seconds."""
+def side_by_side(jobs: Mapping[str, Callable[[], Done]]) -> dict[str, Done]:
+    """Run jobs at once, and return what came of each."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = {name: pool.submit(timed, job) for name, job in jobs.items()}
+        found = {name: pool.submit(job) for name, job in jobs.items()}
     return {name: one.result() for name, one in found.items()}
-
-
-def timed(job: Callable[[], Done]) -> tuple[Done, float]:
-    """Return what came of a job, and its seconds."""
-    start = time.monotonic()
-    return job(), time.monotonic() - start
 
 
 def with_a_stopped_rank(cluster: Cluster) -> Done:
@@ -172,9 +166,8 @@ def with_a_stopped_rank(cluster: Cluster) -> Done:
 
 @pytest.mark.thorough("test_a_rank_that_hangs_ends_the_job_at_the_deadline")
 @pytest.mark.parametrize("name", ["openmpi4", "mpich"])
-def test_a_rank_that_hangs_in_an_import(hangs: dict[str, tuple[Done, float]], name: str) -> None:
-    done, seconds = hangs[name]
-    assert seconds < 50
+def test_a_rank_that_hangs_in_an_import(hangs: dict[str, Done], name: str) -> None:
+    done = hangs[name]
     waiting = find("launch/waiting_for_ranks", done.stderr, seconds=10, ranks=3)
     assert waiting, done.stderr
     assert "rank 1 on node2 (importing torch)" in waiting[0]["names"]  # others may still import it on a slow machine
@@ -194,12 +187,10 @@ def test_a_rank_that_hangs_in_an_import(hangs: dict[str, tuple[Done, float]], na
 def test_a_rank_that_crashes_in_its_start(cluster: Cluster, name: str, module: str, stage: str) -> None:
     """As with a CUDA or MPI that does not belong to the node: the others would wait for it."""
     shim = f"mkdir -p /tmp/crash; printf %s {shlex.quote(CRASHING)} > /tmp/crash/{module}.py"
-    start = time.monotonic()
     try:
         done = on_nodes(cluster, MPIS[name], on("node2", f"{shim}; export PYTHONPATH=/tmp/crash"), HELLO)
     finally:
         cluster.run("srun", "-N3", "rm", "-rf", "/tmp/crash", timeout=30)
-    assert time.monotonic() - start < 30
     assert done.returncode != 0
     crash = message("launch/killed_by_signal", signal="SIGSEGV", description="Segmentation fault")
     death = message("launch/startup_death", rank=1, host="node2", cause=crash, stage=stage)
@@ -209,10 +200,9 @@ def test_a_rank_that_crashes_in_its_start(cluster: Cluster, name: str, module: s
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("name", "per_node"), RANKS_PER_NODE)
-def test_a_rank_that_never_reaches_mpiddp(waits: dict[str, tuple[Done, float]], name: str, per_node: int) -> None:
+def test_a_rank_that_never_reaches_mpiddp(waits: dict[str, Done], name: str, per_node: int) -> None:
     """The first rank of each node that waits speaks, and the job ends on all."""
-    done, seconds = waits[name]
-    assert seconds < 30
+    done = waits[name]
     assert done.returncode != 0
     assert done.stderr.count("in MPI_Init, which returns") == 2
     for node, rank in (("node1", 0), ("node3", 2 * per_node)):
@@ -221,8 +211,8 @@ def test_a_rank_that_never_reaches_mpiddp(waits: dict[str, tuple[Done, float]], 
 
 
 @pytest.mark.torch
-def test_a_rank_that_is_stopped(waits: dict[str, tuple[Done, float]]) -> None:
-    check_refused(waits["is stopped"][0], "startup-timeout", "rank 1 on node2 (")
+def test_a_rank_that_is_stopped(waits: dict[str, Done]) -> None:
+    check_refused(waits["is stopped"], "startup-timeout", "rank 1 on node2 (")
 
 
 def stop_rank(node: str, argument: str) -> None:

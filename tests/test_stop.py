@@ -324,16 +324,14 @@ def test_workers_from_before_the_first_question_leave_signals_to_their_rank(quic
 
 
 def test_a_worker_whose_rank_is_gone_ends_by_the_signal_that_it_left_to_it(quick: Mpi) -> None:
-    """It holds the pipe of the test until then, or for 20 s."""
+    """It holds the pipe of the test until then."""
     program = ("import mpiddp, multiprocessing, os, signal, time\n"
                "mpiddp.should_stop()\n"
-               "worker = multiprocessing.get_context('fork').Process(target=time.sleep, args=(20,))\n"
+               "worker = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))\n"
                "worker.start()\n"
                "os.system(f'kill {worker.pid}')\n"
                "os.kill(os.getpid(), signal.SIGKILL)")
-    start = time.monotonic()
     assert alone(quick, "-c", program, timeout=60).returncode == -signal.SIGKILL
-    assert time.monotonic() < start + 15
 
 
 def test_a_group_made_again_hears_signals_too(quick: Mpi) -> None:
