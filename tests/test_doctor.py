@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -557,6 +559,9 @@ RULES_BROKEN = {
     ],
     "background-wait": [
         (message("doctor/background_wait"), (HEAD, START.rstrip() + " &\n")),
+        (message("doctor/background_wait"), (HEAD, START.rstrip() + " | tee log &\n")),
+        (message("doctor/background_wait"), (HEAD, f"main() {{\n  {START}}}\nmain &\n")),
+        (message("doctor/background_wait"), (HEAD, f"(cd a && {START.rstrip()}) &\n")),
         (message("doctor/flux_submit"), ("#flux: -N2\n", FLUX.replace("run", "submit"))),
     ],
     "mpi-option": [
@@ -844,7 +849,10 @@ RULES_KEPT = {
                     (HEAD, START.replace("srun", "srun --export=A=1,ALL"))],
     "unknown-option": [(HEAD, START.replace("train.py", "--log_dir logs --prefix train.py --log-dri")),
                        (HEAD, START.replace("train.py", "--stall $STALL --quiet train.py"))],
-    "background-wait": [(HEAD, START.rstrip() + " &\nwait\n"), (HEAD, "srun nvidia-smi -l &\n" + START),
+    "background-wait": [(HEAD, START.rstrip() + " &\nwait\n"),
+                        (HEAD, START.rstrip() + " &\njob=$!\nwhile kill -0 $job; do sleep 60; done\n"),
+                        (HEAD, START.rstrip() + " &\ntail -f --pid=$! log\n"),
+                        (HEAD, "srun nvidia-smi -l &\n" + START),
                         ("#flux: -N2\n", FLUX.replace("run", "submit") + "flux queue drain\n")],
     "mpi-option": [(HEAD, MODULE.format("openmpi") + "mpirun -x A=1 --map-by ppr:4:node python -m mpiddp train.py\n")],
     "signal-batch": [(head("--signal=TERM@120"), f"trap 'rm -rf tmp' EXIT TERM\n{START}"),
@@ -856,6 +864,7 @@ RULES_KEPT = {
                      (head("--signal=B:USR1@300"), f"trap 'kill -10 $!' 10\n{START.rstrip()} &\nwait; wait\n"),
                      (head("--signal=USR1@120"), START),
                      (head("--signal=B:USR1@120"), f"trap 'kill -USR1 $!' USR1\n{START.rstrip()} &\nwait; wait\n"),
+                     (head("--signal=B:USR1@120"), f"trap 'kill -USR1 $!' USR1\n({START.rstrip()}) &\nwait || wait\n"),
                      (head("--signal=B:USR1@120"), "exec " + START)],
     "signal-time": [(head("--signal=USR1@120", "--time=10"), START.replace("train.py", "--stop-before 120 train.py"))],
     "should-stop": [(HEAD, START.replace("train.py", "--stop-before 120 stops.py")),
@@ -1203,6 +1212,25 @@ def test_edits_of_adjacent_lines_have_one_title() -> None:
     read_script = script(f"{START.rstrip()} &\n")
     text = format_findings(read_script, check(read_script, Here()), 80, has_colours=False)
     assert "  insert at the end:\n    wait\n" in text
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("status", "said"), [(0, "saved\nafter\n"), (7, "saved\n")])
+def test_the_wait_that_is_proposed_lasts_until_the_training_has_ended(status: int, said: str) -> None:
+    """With `set -e`, too, by which a wait that the signal ends could end the script."""
+    job = script(f"set -e\ntrap 'kill -USR1 $job' USR1\n{START}echo after\n", head("--signal=B:USR1@120"))
+    text = apply_edits(job.lines, [edit for finding in check(job, Here()) for edit in finding.edits])
+    assert START.strip() + " &" in text
+    training = f"sh -c 'trap \"sleep 0.5; echo saved; exit {status}\" USR1; echo READY; while :; do sleep 0.1; done'"
+    with subprocess.Popen(["bash", "-c", text.replace(START.strip(), training)], stdout=subprocess.PIPE, text=True,
+                          start_new_session=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "READY\n"
+            process.send_signal(signal.SIGUSR1)
+            assert (process.communicate(timeout=support.DEADLINE_S)[0], process.returncode) == (said, status)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def apply_all(read_script: BatchScript, host: Host) -> BatchScript:

@@ -380,6 +380,14 @@ ON_NODE = f'srun -N1 -n1 -w "${{nodes[$i]}}" {OF_A_NODE}$i train.py'
     pytest.param(f"{ON_NODE.replace('$i', '0')} &\n{ON_NODE.replace('$i', '1')} | tee 1.log\nwait\n",
                  f"{RUN_ONCE}\n{OURS} &\n{RUN_ONCE}\n{OURS} | tee 1.log\nwait\n", id="a part in a pipeline"),
     pytest.param(f"{ON_NODE.replace('$i', '0')} & {ON_NODE.replace('$i', '1')} & wait\n", f"{OURS};\n", id="one line"),
+    pytest.param(f"{ON_NODE.replace('$i', '0')} 1 &\n{ON_NODE.replace('$i', '1')} 1 &\nwait\n"
+                 f"{ON_NODE.replace('$i', '0')} 2 &\n{ON_NODE.replace('$i', '1')} 2 | tee 2.log\nwait\n",
+                 f"{OURS} 1 &\nwait\n{RUN_ONCE}\n{OURS} 2 &\n{RUN_ONCE}\n{OURS} 2 | tee 2.log\nwait\n",
+                 id="the parts of one of two trainings"),
+    pytest.param("srun torchrun --nnodes=2 --nproc_per_node=4 train.py | tee log &\nwait\n",
+                 f"{OURS} | tee log &\nwait\n", id="a pipeline in the background"),
+    pytest.param(f"for i in 0 1; do\n  {ON_NODE} &\ndone &\necho started\nwait\n",
+                 f"{OURS}\necho started\n", id="a loop in the background"),
     pytest.param(f"for i in 0 1; do\n  export A=1\n  {ON_NODE} > $i.log &\n  pids+=($!)\ndone\n",
                  "# check: the loop over the nodes also ran this: export A=1\n"
                  "# check: the loop over the nodes also ran this: pids+=($!)\n"

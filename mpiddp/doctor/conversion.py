@@ -83,10 +83,9 @@ def convert(script: BatchScript, read_file: ReadFile) -> str:
     removed = [launch for launch in launches if is_part(script, launch, launches)]
     trainings = [launch for launch in launches if launch not in removed]
     edits = [edit for launch in trainings
-             for edit in replace_launch(script, launch, trainings, bool(removed), read_file)]
+             for edit in replace_launch(script, launch, trainings, removed, read_file)]
     edits += [edit for launch in removed for edit in remove_launch(script, launch)]
-    is_foreground = trainings[0].is_background and can_wait(script, trainings[0], trainings)
-    text = remove_unneeded(replace_spans(script.text, edits), script, edits, launches, waits=not is_foreground)
+    text = remove_unneeded(replace_spans(script.text, edits), script, edits, launches)
     main = max(trainings, key=lambda launch: count_ranks_per_node(script, launch) or 0)
     ranks = count_ranks_per_node(script, main)
     if script.scheduler is Scheduler.SLURM and ranks not in (None, script.request.tasks_per_node):
@@ -139,11 +138,11 @@ def find_convertible(script: BatchScript) -> list[Launch]:
 
 
 def replace_launch(
-    script: BatchScript, launch: Launch, trainings: Sequence[Launch], has_parts: bool, read_file: ReadFile
+    script: BatchScript, launch: Launch, trainings: Sequence[Launch], removed: Sequence[Launch], read_file: ReadFile
 ) -> list[tuple[int, int, str]]:
     """Return the place of a launch in the text with the command that takes its place, and the lines before it.
 
-    `has_parts` tells that launches of other nodes' parts are taken out.
+    `removed` are the launches of other nodes' parts, which are taken out.
     """
     place = find_place(script.text, launch.line, launch.text)
     if place is None:
@@ -155,20 +154,22 @@ def replace_launch(
         keep_inner_setup(script, launch, inner, new)
     read_options(script, launch, new, read_file)
     command = format_command(script, launch, new, script.text[begin:end] if inner is None else inner.text)
-    background = BACKGROUND.match(script.text, end)
     waits = can_wait(script, launch, trainings)
     span = find_node_span(script, launch)
-    if starts_one_node(script, launch) and (span is None or not (span.is_loop or has_parts)):
+    if starts_one_node(script, launch) and (
+            span is None or not (span.is_loop or any(is_same_training(launch, part) for part in removed))):
         new.checks.append(RUN_ONCE)
     if span is not None and span.is_loop:
         begin, end = span.begin, span.end
         new.checks += describe_loop(span)
         new.checks += [f"${name} was set by the loop over the nodes"
                        for name in sorted(span.assigned & references(command))]
-        command += " &" * (launch.is_background and not waits)
-    elif launch.is_background and waits and background is not None:
-        end = background.end()
+    ampersand = BACKGROUND.match(script.text, end)
+    if waits and ampersand is not None:
+        end = ampersand.end()
         command += ";" * (script.text[end:end + 1] not in ("\n", ""))
+    elif launch.is_background and not waits and ampersand is None and end != place[1]:
+        command += " &"  # which stood in the loop
     line_begin, indent = find_line(script.text, begin)
     lines = [*(CHECK + check for check in new.checks), *new.setup]
     return [(begin, end, command), (line_begin, line_begin, "".join(f"{indent}{line}\n" for line in lines))]
@@ -213,10 +214,14 @@ def is_part(script: BatchScript, launch: Launch, launches: Sequence[Launch]) -> 
 
     Launches that start a part a second time are several trainings, which are left to the user.
     """
-    parts = [each for each in launches if starts_one_node(script, each)
-             and (each.script_words, each.assignments) == (launch.script_words, launch.assignments)]
+    parts = [each for each in launches if starts_one_node(script, each) and is_same_training(each, launch)]
     return launch in parts[1:] and find_node_span(script, launch) is not None and (
         len({read_node_rank(each) for each in parts}) == len(parts))
+
+
+def is_same_training(launch: Launch, other: Launch) -> bool:
+    """Return whether two launches start the same script in the same way."""
+    return (launch.script_words, launch.assignments) == (other.script_words, other.assignments)
 
 
 def describe_loop(span: Span) -> list[str]:
@@ -449,18 +454,15 @@ def drop_variables(words: list[Word]) -> list[Word]:
 
 
 def remove_unneeded(
-    text: str, script: BatchScript, edits: Sequence[tuple[int, int, str]], launches: Sequence[Launch], waits: bool
+    text: str, script: BatchScript, edits: Sequence[tuple[int, int, str]], launches: Sequence[Launch]
 ) -> str:
-    """Return a text without the statements that served only what the launches no longer need.
-
-    `waits` tells that a `wait` is for a launch that stays in the background.
-    """
+    """Return a text without the statements that served only what the launches no longer need."""
     old = "".join(script.text[begin:end] for begin, end, _ in edits) + "".join(
         command.text for launch in launches for command in launch.inner_commands)
     new = "".join(new for *_, new in edits)
     statements = read_statements(text)
     unneeded = find_unneeded(statements, SET_BY_MPIDDP | (references(old) - references(new)), "")
-    waits = waits or any(command.is_background and command.text not in old for command in script.commands)
+    waits = any(node.type == "&" for node in iterate_nodes(parse(text)))
     unneeded += [statement for statement in statements
                  if statement.text == "env" or (statement.text == "wait" and not waits)]
     kept = [statement for statement in statements if statement not in unneeded]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from .batch_script import Launch, Program, Scheduler
+from .batch_script import Command, Launch, Program, Scheduler
 from .context import MPI_MODULES, STARTERS, Context, Fix, Problem, Step, count, find_mpi, find_option, is_mpirun, rule
 from .directives import SLURM_FLAGS, SLURM_NAMES, parse_gpus, read_number
 from .edits import (
@@ -477,7 +477,7 @@ def check_background_wait(context: Context) -> Iterator[Problem]:
             if command.line > last[0].line):
         started = [last[0]]
     for launch in started:
-        if launch.is_background and not any(command.words[0] == "wait" and command.line >= launch.line
+        if launch.is_background and not any(is_wait(command) and command.line >= launch.line
                                             for command in script.commands):
             yield Problem(Severity.ERROR, launch.line,
                           "the training runs in the background, and nothing waits for it",
@@ -487,6 +487,12 @@ def check_background_wait(context: Context) -> Iterator[Problem]:
             yield Problem(Severity.ERROR, launch.line, "flux submit does not wait for the training",
                           "the job ends with the script, and kills the training",
                           change_line(context, launch, r"\bflux\s+submit\b", "flux run").otherwise("write flux run"))
+
+
+def is_wait(command: Command) -> bool:
+    """Return whether a command waits for a process, or asks whether it is still there."""
+    name, *words = command.words
+    return name == "wait" or (name == "kill" and "-0" in words) or any(word.startswith("--pid") for word in words)
 
 
 @rule("mpi-option", "options of another MPI's mpirun")

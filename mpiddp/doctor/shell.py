@@ -12,7 +12,7 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -222,7 +222,7 @@ class Shell:
             self._mark(word) if getattr(word, "unknown", ()) else str(word) for word in parameters]
         self._folder: str | None = ""
         self._line: int | None = None  # of the eval whose text is followed
-        self._loops = 0
+        self._loops = self._backgrounds = 0
         self._statements = self._expanded_chars = 0
         self._has_ended = False
 
@@ -238,9 +238,11 @@ class Shell:
                 return
             if node.is_named:
                 is_background = position + 1 < len(nodes) and nodes[position + 1].type == "&"
-                self._visit(node, is_background)
+                self._backgrounds += is_background
+                self._visit(node)
+                self._backgrounds -= is_background
 
-    def _visit(self, node: Node, is_background: bool = False) -> None:
+    def _visit(self, node: Node) -> None:
         self._statements += 1
         if self._statements > MAX_STATEMENTS:
             if self._statements == MAX_STATEMENTS + 1:
@@ -249,7 +251,7 @@ class Shell:
             return
         handler = getattr(self, f"_visit_{node.type}", None)
         if node.type in ("command", "redirected_statement"):
-            self._visit_command(node, is_background)
+            self._visit_command(node)
         elif handler is not None:
             handler(node)
         elif node.type == "ERROR":
@@ -373,7 +375,7 @@ class Shell:
 
     # --- commands
 
-    def _visit_command(self, node: Node, is_background: bool) -> None:
+    def _visit_command(self, node: Node) -> None:
         """Record a simple command with its redirections, and follow what it starts in this shell."""
         document: str | None = None
         written: list[tuple[Word, bool]] = []
@@ -386,7 +388,7 @@ class Shell:
             if body is None:
                 return
             if body.type != "command":
-                self._visit(body, is_background)
+                self._visit(body)
                 return
             node = body
         assignments = [self._read_assignment(child) for child in node.children if child.type == "variable_assignment"]
@@ -397,8 +399,9 @@ class Shell:
         command = Command(self._line_of(statement), read_text(statement).strip(), tuple(map(self._word, words)),
                           {name: self.show(value if isinstance(value, str) else " ".join(value))
                            for name, value in assignments},
-                          tuple(file for file, is_appended in written if not is_appended), is_background,
-                          self._loops > 0, self._folder, None if document is None else self._word(document))
+                          tuple(file for file, is_appended in written if not is_appended),
+                          self._backgrounds > 0, self._loops > 0, self._folder,
+                          None if document is None else self._word(document))
         self._write_document(command, written)
         self._run(command, words, node, document)
 
@@ -461,10 +464,7 @@ class Shell:
             return
         before, self._line = self._line, self._line_of(node)
         self._calls.append("eval")
-        first = len(self.commands)
         self._visit_all(root.children)
-        if command.is_background and len(self.commands) > first:
-            self.commands[-1] = replace(self.commands[-1], is_background=True)
         self._calls.pop()
         self._line = before
 

@@ -98,14 +98,14 @@ def check_signal_batch(context: Context) -> Iterator[Problem]:
         wait = next(command for command in context.script.commands if command.words[0] == "wait")
         yield Problem(Severity.WARNING, wait.line, f"SIG{name} ends this wait",
                       "the script goes on, and the job ends before the training has written its checkpoint",
-                      replace_text(context, wait.line, rf"\b{re.escape(wait.text)}", f"{wait.text}; {wait.text}"))
+                      replace_text(context, wait.line, rf"\b{re.escape(wait.text)}", f"{wait.text} || {wait.text}"))
 
 
 def wait_for_trap(context: Context, launch: Launch) -> Fix:
     """Return the change by which a training runs in the background, and the shell waits until it has ended."""
     if launch.is_background:
-        return advise("then wait twice: the first wait ends when the signal comes")
-    text = "& job=$!; wait $job; wait $job"
+        return advise("then wait for it twice, wait || wait: the first wait ends when the signal comes")
+    text = "& job=$!; wait $job || wait $job"
     return append_words(context, launch, text).otherwise(
         f"start the training in the background ({text}): the first wait ends when the signal comes")
 
