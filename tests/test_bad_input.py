@@ -99,19 +99,6 @@ def test_a_syntax_error(quick: Mpi, broken: Path) -> None:
     assert "if True print('x')" in done.stderr
 
 
-@pytest.mark.alone
-@pytest.mark.torch
-def test_a_refusal_comes_within_three_seconds(quick: Mpi) -> None:
-    """At the third try if the machine is busy."""
-    def refusal_s(*arguments: object, status: int) -> float:
-        start = time.monotonic()
-        assert mpiexec(quick, 2, *arguments).returncode == status
-        return time.monotonic() - start
-
-    assert any(refusal_s("no_such_script.py", status=3) < 3 for _ in range(3))
-    assert any(refusal_s("--frobnicate", HELLO, status=2) < 3 for _ in range(3))
-
-
 @pytest.mark.parametrize("arguments", [["no_such_script.py"], ["--frobnicate", HELLO]], ids=["script", "option"])
 def test_once_per_job_on_three_nodes(cluster: Cluster, arguments: list[object]) -> None:
     done = srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=2", *arguments)

@@ -26,12 +26,12 @@ def test_a_unit_test_cannot_fork() -> None:
 
 @pytest.mark.light
 def test_each_test_is_selected_once_and_what_is_left_out_has_a_reason(quick: Mpi) -> None:
-    """One of the four calls of pytest in tests/run has it, or the one for GPUs.
+    """One of the three calls of pytest in tests/run has it, or the one for GPUs.
 
     A test that has no case in tests/run names another one in its marker.
     """
     selections = [*re.findall(r'-m "([^"]*)\$without"', (ROOT / "tests/run").read_text()), "gpu"]
-    assert len(selections) == 5
+    assert len(selections) == 4
     code = ("import runpy\nleft_out = runpy.run_module('tests.left_out', run_name='__main__')\nprint('marks')\n"
             "for test in left_out['collect'](): print(*{mark.name for mark in test.iter_markers()})")
     table, lines = check(alone(quick, "-c", code)).stdout.split("\nmarks\n")
