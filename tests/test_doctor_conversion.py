@@ -10,9 +10,9 @@ import pytest
 
 from mpiddp.doctor.batch_script import BatchScript, read, read_from_text
 from mpiddp.doctor.context import Host
-from mpiddp.doctor.conversion import convert, format_diff
+from mpiddp.doctor.conversion import ConversionError, check_syntax, convert, format_diff
 from mpiddp.doctor.rules import check
-from mpiddp.doctor.shell import Word, parse
+from mpiddp.doctor.shell import Token, Word, parse
 from mpiddp.doctor.statements import find_unneeded, read_statements, references, remove_exports
 from mpiddp.doctor.words import break_lines, format_word, format_words
 from tests import processes, support
@@ -128,6 +128,10 @@ def test_the_option(quick: Mpi, tmp_path: Path) -> None:
     assert f"\n+srun --mpi=pmix {CORES} python -m mpiddp train.py > $LOG\n" in done.stdout
     same = support.check(alone(quick, "-m", "mpiddp.doctor", "--convert", "done.sh", cwd=tmp_path), 1)
     assert (same.stdout, same.stderr) == ("", "mpiddp.doctor: done.sh " + message("doctor/nothing_to_convert") + "\n")
+    (tmp_path / "odd.sh").write_text("#SBATCH -c 4\nout=$(torchrun train.py)\n")
+    odd = support.check(alone(quick, "-m", "mpiddp.doctor", "--convert", "odd.sh", cwd=tmp_path), 1)
+    assert (odd.stdout, odd.stderr) == (
+        "", "mpiddp.doctor: odd.sh " + message("doctor/not_understood", starter="torchrun") + "\n")
 
 
 def test_a_script_for_mpiddp_stays_as_it_is() -> None:
@@ -207,11 +211,12 @@ def test_what_is_uncertain_is_marked(launch: str, count: int) -> None:
     assert text.count("# check: ") == count, text
 
 
-def test_lines_before_a_launch_stand_before_its_line() -> None:
+def test_what_accelerate_sets_is_set_for_its_launch_alone() -> None:
     text = convert_text("#SBATCH -c 4\nmodule load openmpi\nfor s in 1 2; do srun accelerate launch --num_processes 2 "
-                        "--mixed_precision=fp16 train.py --seed $s; done\n").splitlines()
-    assert text[-2:] == ["export ACCELERATE_MIXED_PRECISION=fp16",
-                         f"for s in 1 2; do srun --mpi=pmix {CORES} python -m mpiddp train.py --seed $s; done"]
+                        "--mixed_precision=fp16 train.py --seed $s; done\n")
+    assert join_lines(text).splitlines()[-1] == (
+        f"for s in 1 2; do ACCELERATE_MIXED_PRECISION=fp16 srun --mpi=pmix {CORES} "
+        "python -m mpiddp train.py --seed $s; done")
 
 
 def test_trainings_beside_each_other_stay_so() -> None:
@@ -256,9 +261,10 @@ def test_what_is_not_converted(launch: str) -> None:
 def test_what_accelerate_would_set_is_set() -> None:
     text = convert_text("#!/bin/bash\n#SBATCH -c 4\naccelerate launch --cpu --mixed_precision=bf16 --num_processes 2 "
                         "--gradient_accumulation_steps 4 --config_file $HOME/a.yaml train.py\n")
-    for line in ("export ACCELERATE_MIXED_PRECISION=bf16", "export ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4",
-                 "export ACCELERATE_USE_CPU=true", "CONFIG=$HOME/a.yaml", 'eval "$settings" || exit 1'):
+    for line in ("CONFIG=$HOME/a.yaml", 'eval "$settings" || exit 1'):
         assert f"\n{line}\n" in text
+    assert ("\nACCELERATE_MIXED_PRECISION=bf16 ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 ACCELERATE_USE_CPU=true "
+            "srun --mpi=pmix ") in join_lines(text)
 
 
 @pytest.mark.parametrize(("name", "source"), [
@@ -294,9 +300,13 @@ def test_words(word: str, unknown: tuple[str, ...], text: str) -> None:
 
 
 def test_words_stay_as_they_were_written_as_far_as_that_is_sure() -> None:
-    words = [Word("a"), Word("b c"), Word("1e-3"), Word("--x=2")]
-    assert format_words(words, ["$COMMAND", '"b c"', '"$LR"', "--x=$X"]) == 'a "b c" "$LR" --x=$X'
-    assert format_words(words, ["$COMMAND", "$LR", "--x=$X"]) == "a 'b c' 1e-3 --x=$X"
+    command, name, _nothing, rate, own = tokens = (
+        Token("$COMMAND", 2), Token('"b c"', 1), Token("${MORE:-}", 0), Token('"$LR"', 1), Token("$1", 1))
+    words = [Word("a", (), command), Word("b c", (), name), Word("1e-3", (), rate), Word("--x=2", (), own)]
+    assert format_words(words, tokens) == 'a "b c" ${MORE:-} "$LR" $1'
+    assert format_words([Word("srun", (), command), *words], tokens, has_variables=False) == (
+        'srun a "b c" 1e-3 --x=2')
+    assert format_words(["a", Word("b c")], tokens) == "a 'b c'"
 
 
 def test_a_long_line_is_broken() -> None:
@@ -350,7 +360,7 @@ for i in 0 1; do
 done
 wait
 """)
-    assert (f"    srun --mpi=pmix {CORES} --nodelist=${{nodes[$i]}} --nodes=1 --ntasks=4 python -m mpiddp train.py"
+    assert (f"    srun --mpi=pmix {CORES} --nodelist=\"${{nodes[$i]}}\" --nodes=1 --ntasks=4 python -m mpiddp train.py"
             " --seed $i &\ndone\nwait\n") in join_lines(text)
 
 
@@ -379,15 +389,15 @@ ON_NODE = f'srun -N1 -n1 -w "${{nodes[$i]}}" {OF_A_NODE}$i train.py'
                  f"start() {{\n  {RUN_ONCE}\n  {OURS} &\n}}\nstart 0\nstart 1\nwait\n", id="a function for each node"),
     pytest.param(f"{ON_NODE.replace('$i', '0')} &\n{ON_NODE.replace('$i', '1')} | tee 1.log\nwait\n",
                  f"{RUN_ONCE}\n{OURS} &\n{RUN_ONCE}\n{OURS} | tee 1.log\nwait\n", id="a part in a pipeline"),
-    pytest.param(f"{ON_NODE.replace('$i', '0')} & {ON_NODE.replace('$i', '1')} & wait\n", f"{OURS};\n", id="one line"),
+    pytest.param(f"{ON_NODE.replace('$i', '0')} & {ON_NODE.replace('$i', '1')} & wait\n", f"{OURS}\n", id="one line"),
     pytest.param(f"{ON_NODE.replace('$i', '0')} 1 &\n{ON_NODE.replace('$i', '1')} 1 &\nwait\n"
                  f"{ON_NODE.replace('$i', '0')} 2 &\n{ON_NODE.replace('$i', '1')} 2 | tee 2.log\nwait\n",
                  f"{OURS} 1 &\nwait\n{RUN_ONCE}\n{OURS} 2 &\n{RUN_ONCE}\n{OURS} 2 | tee 2.log\nwait\n",
                  id="the parts of one of two trainings"),
     pytest.param("srun torchrun --nnodes=2 --nproc_per_node=4 train.py | tee log &\nwait\n",
-                 f"{OURS} | tee log &\nwait\n", id="a pipeline in the background"),
+                 f"{OURS} | tee log\n", id="a pipeline in the background"),
     pytest.param(f"for i in 0 1; do\n  {ON_NODE} &\ndone &\necho started\nwait\n",
-                 f"{OURS}\necho started\n", id="a loop in the background"),
+                 f"{OURS} &\necho started\nwait\n", id="a loop in the background"),
     pytest.param(f"for i in 0 1; do\n  export A=1\n  {ON_NODE} > $i.log &\n  pids+=($!)\ndone\n",
                  "# check: the loop over the nodes also ran this: export A=1\n"
                  "# check: the loop over the nodes also ran this: pids+=($!)\n"
@@ -398,22 +408,98 @@ ON_NODE = f'srun -N1 -n1 -w "${{nodes[$i]}}" {OF_A_NODE}$i train.py'
                  2 * (2 * f"{RUN_ONCE}\n{OURS} &\n" + "wait\n"), id="two trainings one after another"),
     pytest.param('for i in 0 1; do\n  srun -N1 -n1 -w "${nodes[$i]}" accelerate launch --cpu --config_file a.yaml '
                  "--num_machines 1 --machine_rank 0 --num_processes 4 train.py $i &\ndone\nwait\n",
-                 f"  srun --mpi=pmix {CORES} --nodelist=${{nodes[$i]}} --nodes=1 --ntasks=4 "
-                 "python -m mpiddp train.py $i &\ndone\nwait\n", id="a training on each node"),
+                 f"  ACCELERATE_USE_CPU=true srun --mpi=pmix {CORES} --nodelist=\"${{nodes[$i]}}\" --nodes=1 "
+                 "--ntasks=4 python -m mpiddp train.py $i &\ndone\nwait\n", id="a training on each node"),
     pytest.param("srun -o logs/a.out torchrun --nnodes=2 --nproc_per_node=4 train.py\ngrep loss logs/a.out\n",
                  f"srun --mpi=pmix {CORES} --output=logs/a.out python -m mpiddp train.py\ngrep loss logs/a.out\n",
                  id="a file of output"),
     pytest.param('ssh ${nodes[1]} "torchrun --node_rank=1 train.py" &\ntorchrun --nnodes=2 --node_rank=0 '
-                 "--nproc_per_node=4 train.py\n", "# check: ssh also starts a part of the training: leave it out\n"
+                 "--nproc_per_node=4 train.py\n", "# check: ssh also starts a part of the training: leave that out\n"
                  f"{OURS}\n", id="ssh"),
     pytest.param("srun torchrun --nnodes=2 --nproc_per_node=4 train.py\n"
                  "srun -N1 -n1 torchrun --standalone --nproc_per_node=1 eval.py\n",
-                 f"{OURS}\nsrun --mpi=pmix {CORES} --nodes=1 --ntasks=1 python -m mpiddp eval.py\n", id="fewer ranks"),
+                 f"{OURS}\nsrun -N1 -n1 torchrun --standalone --nproc_per_node=1 eval.py\n", id="one process"),
 ])
 def test_what_stands_around_a_launch_stays_or_is_told(before: str, after: str) -> None:
     text = join_lines(convert_text(NODES + before))
     assert text.endswith(after), text
     assert not parse(text).has_error
+
+
+OF_TWO = "torchrun --nnodes=2 --nproc_per_node=4"
+IN_TEXT = f"{OF_TWO} --node_rank=$SLURM_NODEID train.py"
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    pytest.param(f"export MASTER_ADDR=$(hostname); export MASTER_PORT=29500\nsrun {OF_TWO} train.py\n", f"{OURS}\n",
+                 id="two statements of a line go"),
+    pytest.param(f"export A=1; export MASTER_ADDR=$(hostname); cd src\nsrun {OF_TWO} train.py\n",
+                 f"export A=1; cd src\n{OURS}\n", id="one of three goes"),
+    pytest.param(f"srun {OF_TWO} train.py & wait; cp a b\n", f"{OURS}; cp a b\n", id="wait in the same line"),
+    pytest.param(f"srun {OF_TWO} train.py &\nsleep 3h\ntouch STOP\nwait\n",
+                 f"{OURS} &\nsleep 3h\ntouch STOP\nwait\n", id="what the script does meanwhile"),
+    pytest.param(f"trap stop USR1\nsrun {OF_TWO} train.py &\nwait\n",
+                 f"trap stop USR1\n{OURS} &\nwait\n", id="a trap"),
+    pytest.param(f"setup() {{\n  export MASTER_PORT=29500\n  export HF_HOME=/hf\n}}\nsetup\nsrun {OF_TWO} train.py\n",
+                 f"export HF_HOME=/hf\n}}\nsetup\n{OURS}\n", id="a function that also exports something else"),
+    pytest.param(f"export OMP_NUM_THREADS=8 TOKENIZERS_PARALLELISM=false\nsrun {OF_TWO} train.py\n",
+                 f"export TOKENIZERS_PARALLELISM=false\n{OURS}\n", id="an export of two"),
+    pytest.param(f"export WANDB_RUN_ID=a\nsrun {OF_TWO} --rdzv_id=$WANDB_RUN_ID train.py\n",
+                 f"export WANDB_RUN_ID=a\n{OURS}\n", id="a variable that Python may read"),
+    pytest.param(f'export MASTER_ADDR=$(hostname)\necho "$MASTER_ADDR" >> hosts\nsrun {OF_TWO} train.py\n',
+                 f'export MASTER_ADDR=$(hostname)\necho "$MASTER_ADDR" >> hosts\n{OURS}\n', id="a file is written"),
+    pytest.param(f"SCRIPT=${{1:-train.py}}\nsrun {OF_TWO} $SCRIPT --lr ${{2:-0.1}} ${{DEBUG:+--debug}}\n",
+                 f"SCRIPT=${{1:-train.py}}\n{OURS[:-8]}$SCRIPT --lr ${{2:-0.1}} ${{DEBUG:+--debug}}\n",
+                 id="values that are given at the submission"),
+    pytest.param(f"ARGS=(--name 'my run')\nsrun {OF_TWO} train.py \"${{ARGS[@]}}\" shard-{{0..9}}\n",
+                 f"ARGS=(--name 'my run')\n{OURS} \"${{ARGS[@]}}\" shard-{{0..9}}\n", id="an array"),
+    pytest.param(f"srun bash -c '{IN_TEXT}; cp -r /tmp/a $HOME/'\n",
+                 f"# check: each task also ran this, behind the training: cp -r /tmp/a $HOME/\n{OURS}\n",
+                 id="what tasks did afterwards"),
+    pytest.param(f"srun bash -c '[ $SLURM_NODEID = 0 ] && python load.py; {IN_TEXT}'\n",
+                 "# check: each task also ran this, before the training: [ $SLURM_NODEID = 0 ] && python load.py\n"
+                 f"{OURS}\n", id="what one task did"),
+    pytest.param(f"srun bash -c 'source env.sh && {IN_TEXT}'\n", f"source env.sh\n{OURS}\n", id="what tasks did first"),
+    pytest.param(f"srun bash -c '{IN_TEXT} --a; {IN_TEXT} --b'\n",
+                 f"# check: each task also ran this, before the training: {IN_TEXT} --a\n{OURS} --b\n", id="two"),
+    pytest.param(f'A=${{A:-1}}\nsrun bash -c "{IN_TEXT.replace("$", chr(92) + "$")} --a $A"\n',
+                 f"# check: the arguments are written with the values of A\n{OURS} --a 1\n", id="values"),
+    pytest.param("srun accelerate launch --num_processes 4 --mixed_precision bf16 train.py\n"
+                 "srun accelerate launch --num_processes 4 train.py\n",
+                 f"ACCELERATE_MIXED_PRECISION=bf16 {OURS}\n{OURS}\n", id="settings of one launch"),
+    pytest.param(f"while read lr; do\n  srun {OF_TWO} train.py $lr\ndone < rates\n",
+                 f"while read lr; do\n  {OURS} $lr < /dev/null\ndone < rates\n", id="a loop over lines"),
+    pytest.param(f"timeout 3h srun {OF_TWO} train.py\nexec srun {OF_TWO} train.py\n",
+                 f"timeout 3h {OURS}\nexec {OURS}\n", id="what stands before srun"),
+    pytest.param(f"srun {OF_TWO} train.py\ncat > prompt <<END\na\n\n\n\nb\nEND\n",
+                 f"{OURS}\ncat > prompt <<END\na\n\n\n\nb\nEND\n", id="empty lines of a document"),
+    pytest.param(f'echo "torchrun train.py"; srun {OF_TWO} train.py\n', f'echo "torchrun train.py"; {OURS}\n',
+                 id="a text with the same words"),
+])
+def test_nothing_is_lost(before: str, after: str) -> None:
+    """Without a word: what the new script does not do stands in a comment."""
+    text = join_lines(convert_text(NODES.removesuffix(NODES.splitlines()[-1] + "\n") + before))
+    kept = re.sub(r"# check: accelerate launch also reads.*\n", "", text)
+    assert kept.endswith(after if "setup" in before else f"\nmodule load openmpi\n{after}"), text
+    assert not parse(text).has_error
+
+
+@pytest.mark.parametrize(("before", "check"), [
+    (f"srun {OF_TWO} train.py --batch $((SLURM_NTASKS * 16))", "SLURM_NTASKS is of the new tasks, one for each rank"),
+    (f"srun {OF_TWO} train.py\ntime srun python merge.py", "this has more tasks now: time srun python merge.py"),
+    (f"srun {OF_TWO} train.py\ntorchrun --nproc_per_node=1 eval.py",
+     "torchrun still starts something, which is not converted"),
+    (f"srun {OF_TWO} train.py\nssh node2 bash worker.sh", "ssh may also start a part of the training: leave that out"),
+])
+def test_what_has_another_meaning_now_is_told(before: str, check: str) -> None:
+    assert f"\n# check: {check}\n" in convert_text(f"{NODES}{before}\n")
+
+
+def test_no_script_becomes_one_that_the_shell_cannot_read() -> None:
+    script = read_from_text("job.sh", "#SBATCH -N 2\nsrun torchrun train.py\n")
+    check_syntax(script, script.text)
+    with pytest.raises(ConversionError, match="line 2 of the new script would be no shell code"):
+        check_syntax(script, "#SBATCH -N 2\nif\n")
 
 
 def test_two_trainings_share_the_nodes() -> None:

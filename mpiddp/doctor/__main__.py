@@ -93,14 +93,25 @@ def print_fixes(script: BatchScript, fixed: BatchScript, left: str) -> int:
 def print_conversion(script: BatchScript) -> int:
     """Print what changes in a job script so that it starts mpiddp; return the exit status, 1 if nothing does."""
     from .batch_script import open_script
-    from .conversion import convert, format_diff
+    from .conversion import ConversionError, convert, find_starter, format_diff
 
-    changes = format_diff(script, convert(script, lambda name: open_script(script.path, name)))
+    try:
+        changes = format_diff(script, convert(script, lambda name: open_script(script.path, name)))
+    except ConversionError as error:
+        return refuse_conversion(script, str(error))
+    if not changes and (starter := find_starter(script.text)):
+        return refuse_conversion(script, f"how it starts {starter} is not understood")
     if not changes:
         write_line(f"mpiddp.doctor: {script.path} has nothing to convert: it starts neither torchrun, nor accelerate "
                    "launch, nor Python by srun or mpirun")
         return 1
     return print_answer(changes.rstrip("\n"), is_patch=True)
+
+
+def refuse_conversion(script: BatchScript, reason: str) -> int:
+    """Say why a job script cannot be converted; return the exit status."""
+    write_line(f"mpiddp.doctor: {script.path} cannot be converted: {reason}; write its launch by hand, as in batch/")
+    return 1
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

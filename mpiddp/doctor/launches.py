@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..options.table import FLAGS, OPTIONS, split_command
 from ..supervise.command import MPI_COUNT_OPTIONS, MPI_NODE_OPTIONS, MPI_OPTION_VALUES, PALS
 from .directives import flux_options, getopt, slurm_options
-from .shell import SHELLS, Command, QuoteError, Shell, Word, parse_statements
+from .shell import SHELLS, Command, QuoteError, Shell, Token, Word, parse_statements
 
 MPI_LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi", "mpirun.openmpi",
                  "mpirun.mpich", "orterun", "prterun", "aprun", "mpirun_rsh")
@@ -74,12 +74,13 @@ class Launch:
 
     `launcher` is the first word's name, empty without a launcher, the word as written if it is unknown.
     `launcher_options` have long names; a flag's value is empty. `wrapper_words` stand between the launcher's options
-    and the program: containers, numactl, env. `program_words` begin with the program; `options` are those before the
-    user's `script`, `script_words` the script with its arguments. `inner` is a launcher that is started by this one;
+    and the program: containers, numactl, env; the first `leading` of them before the launcher. `program_words` begin
+    with the program; `options` are those before the user's `script`, `script_words` the script with its arguments.
+    `inner` is a launcher that is started by this one;
     `supervised` are the options of mpiddp.supervise, None without it. `followed` is the shell script or text that the
     launcher starts and in which the program was found, `inner_text` its text; `early` are the unknown parts of it that
     the job script's shell expands, not that of the task. `unknown` could not be followed; if `has_unknown_options`, an
-    unknown word stands among the launcher's options.
+    unknown word stands among the launcher's options. `tokens` are the words of the command that starts the program.
     """
 
     line: int
@@ -93,6 +94,7 @@ class Launch:
     has_unknown_options: bool = False
     launcher_word: str = ""
     wrapper_words: tuple[str, ...] = ()
+    leading: int = 0
     options: tuple[str, ...] = ()
     script_words: tuple[str, ...] = ()
     is_module: bool = False
@@ -107,6 +109,7 @@ class Launch:
     in_loop: bool = False
     folder: str | None = ""
     outputs: tuple[Word, ...] = ()
+    tokens: tuple[Token, ...] = ()
 
     @property
     def container(self) -> str:
@@ -149,7 +152,7 @@ class Reader:
         words = list(command.words)
         base = Launch(command.line, command.text, assignments=command.assignments,
                       is_background=command.is_background, in_loop=command.in_loop, folder=command.folder,
-                      outputs=command.outputs)
+                      outputs=command.outputs, tokens=command.tokens)
         unknown_start = words[0] if words[0].is_unknown and len(words) > 1 else None
         words, before = skip_wrappers(words[unknown_start is not None:])
         words, supervised = split_supervise(words)
@@ -172,7 +175,7 @@ class Reader:
         for name, value in options:
             named[name] = f"{named[name]},{value}" if name in REPEATED and name in named else value
         base = replace(base, launcher=launcher, launcher_word=words[0], launcher_options=named, supervised=supervised,
-                       has_unknown_options=has_unknown)
+                       has_unknown_options=has_unknown, leading=len(before))
         return self._read_program(base, words[length:], command, depth)
 
     def _read_program(self, base: Launch, words: list[Word], command: Command, depth: int) -> Launch:
@@ -232,7 +235,7 @@ class Reader:
             options=inner.options, script_words=inner.script_words, is_module=inner.is_module, inner=inner.launcher,
             followed=name or "text", inner_text=text, early=tuple(early),
             wrapper_words=(*base.wrapper_words, *inner.wrapper_words), unknown=(*base.unknown, *inner.unknown),
-            inner_commands=tuple(shell.commands))
+            inner_commands=tuple(shell.commands), tokens=inner.tokens)
 
     def _find_document(self, command: Command, name: str) -> Word | None:
         """Return the text of a shell script that the job script writes itself, None if it does not."""

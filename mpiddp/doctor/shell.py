@@ -50,16 +50,25 @@ SHELLS = ("bash", "sh", "dash", "ksh", "zsh")
 Value = str | list[str]
 
 
+@dataclass(frozen=True, eq=False)
+class Token:
+    """A part of a command as it is written, such as `"$A"`, and the number of words that it becomes."""
+
+    text: str
+    count: int
+
+
 class Word(str):
     """A word of a command, expanded; `unknown` are the parts that are not known, as they are written."""
 
-    __slots__ = ("unknown",)
+    __slots__ = ("token", "unknown")
     unknown: tuple[str, ...]
+    token: Token | None
 
-    def __new__(cls, text: str, unknown: Iterable[str] = ()) -> Self:
+    def __new__(cls, text: str, unknown: Iterable[str] = (), token: Token | None = None) -> Self:
         """Make a word; a str cannot be changed later."""
         word = super().__new__(cls, text)
-        word.unknown = tuple(unknown)
+        word.unknown, word.token = tuple(unknown), token
         return word
 
     @property
@@ -82,7 +91,7 @@ class Command:
 
     `assignments` stand before it (`A=1 srun …`), `outputs` are the files that it writes by `>`. `folder` is where `cd`
     has led to before: relative to the folder of the start, "." for that of the submission, None if unknown.
-    `input_text` is its here document, expanded if its delimiter has no quotes.
+    `input_text` is its here document, expanded if its delimiter has no quotes. `tokens` are the words as written.
     """
 
     line: int
@@ -94,6 +103,7 @@ class Command:
     in_loop: bool = False
     folder: str | None = ""
     input_text: Word | None = None
+    tokens: tuple[Token, ...] = ()
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -393,15 +403,19 @@ class Shell:
             node = body
         assignments = [self._read_assignment(child) for child in node.children if child.type == "variable_assignment"]
         names = [node.child_by_field_name("name"), *node.children_by_field_name("argument")]
-        words = [word for part in names if part is not None for word in self._expand(part)]
+        parts = [(read_text(part), self._expand(part)) for part in names if part is not None]
+        words = [word for _, expanded in parts for word in expanded]
         if not words:
             return
-        command = Command(self._line_of(statement), read_text(statement).strip(), tuple(map(self._word, words)),
+        tokens = tuple(Token(text, len(expanded)) for text, expanded in parts)
+        command = Command(self._line_of(statement), read_text(statement).strip(),
+                          tuple(self._word(word, token) for token, (_, expanded) in zip(tokens, parts, strict=True)
+                                for word in expanded),
                           {name: self.show(value if isinstance(value, str) else " ".join(value))
                            for name, value in assignments},
                           tuple(file for file, is_appended in written if not is_appended),
                           self._backgrounds > 0, self._loops > 0, self._folder,
-                          None if document is None else self._word(document))
+                          None if document is None else self._word(document), tokens)
         self._write_document(command, written)
         self._run(command, words, node, document)
 
@@ -510,8 +524,8 @@ class Shell:
         """Return a value in which each unknown part is as it is written."""
         return MARK.sub(lambda match: self.unknown[int(match[1])], text)
 
-    def _word(self, text: str) -> Word:
-        return Word(self.show(text), (self.unknown[int(index)] for index in MARK.findall(text)))
+    def _word(self, text: str, token: Token | None = None) -> Word:
+        return Word(self.show(text), (self.unknown[int(index)] for index in MARK.findall(text)), token)
 
     def _mark(self, source: str) -> str:
         """Return what stands in a value for an unknown part."""

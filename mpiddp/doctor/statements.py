@@ -26,15 +26,22 @@ LOOPS = ("for_statement", "c_style_for_statement", "while_statement")
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement, or a comment, at the outermost level; `begin` and `end` are its place in the text."""
+    """A statement, or a comment, at the outermost level; `begin` and `end` are its place in the text.
+
+    It sets the variables `assigned`, besides those of its loops, `counters`, and exports some of them.
+    """
 
     begin: int
     end: int
     text: str
     kind: str
     assigned: frozenset[str]
+    counters: frozenset[str]
+    exported: frozenset[str]
     commands: frozenset[str]
     function: str = ""
+    writes: bool = False
+    is_background: bool = False
 
     @property
     def is_comment(self) -> bool:
@@ -44,7 +51,7 @@ class Statement:
     @property
     def is_report(self) -> bool:
         """Whether it only prints."""
-        return bool(self.commands) and self.commands <= {"echo", "printf"} and not self.assigned
+        return bool(self.commands) and self.commands <= {"echo", "printf"} and not self.assigned and not self.writes
 
     def contains(self, text: str) -> bool:
         """Return whether another command is part of it."""
@@ -58,10 +65,40 @@ def read_statements(text: str) -> list[Statement]:
     for node in parse(text).named_children:
         begin, end = len(data[:node.start_byte].decode()), len(data[:node.end_byte].decode())
         name = node.child_by_field_name("name") if node.type == "function_definition" else None
+        sign, counters = node.next_sibling, frozenset(find_counters(node))
         statements.append(Statement(
-            begin, end, text[begin:end].strip(), node.type, frozenset(find_assigned(node)),
-            frozenset(find_commands(node)), read_text(name) if name is not None else ""))
+            begin, end, text[begin:end].strip(), node.type, frozenset(find_assigned(node)) - counters, counters,
+            frozenset(find_exported(node)), frozenset(find_commands(node)), read_text(name) if name is not None else "",
+            any(map(writes_file, iterate_nodes(node))), sign is not None and sign.type == "&"))
     return statements
+
+
+def writes_file(node: Node) -> bool:
+    """Return whether a node is a redirection to a file, or to what a variable names."""
+    target = node.child_by_field_name("destination") if node.type == "file_redirect" else None
+    return target is not None and any(child.type in (">", ">>", "&>", "&>>", ">|") for child in node.children) and (
+        read_text(target) != "/dev/null")
+
+
+def find_counters(node: Node) -> Iterator[str]:
+    """Yield the variables that loops set, `for NAME in …`."""
+    for each in iterate_nodes(node):
+        name = each.child_by_field_name("variable") if each.type == "for_statement" else None
+        if name is not None:
+            yield read_text(name)
+        elif each.type == "c_style_for_statement":
+            yield from (name for part in each.children_by_field_name("initializer") for name in find_assigned(part))
+
+
+def find_exported(node: Node) -> Iterator[str]:
+    """Yield the variables that a statement exports."""
+    for each in iterate_nodes(node):
+        if each.type == "declaration_command" and re.match(r"export\b|(declare|typeset)\s+-\w*x", read_text(each)):
+            for child in each.named_children:
+                if child.type in ("variable_name", "word"):
+                    yield read_text(child)
+                else:
+                    yield from find_assigned(child)
 
 
 def references(text: str) -> frozenset[str]:
@@ -105,13 +142,13 @@ def find_unneeded(statements: Sequence[Statement], names: Iterable[str], rest: s
     unneeded: list[Statement] = []
     for statement in iterate(statements, unneeded):
         functions = {each.function for each in unneeded if each.function}
-        if not statement.commands <= HARMLESS | functions or statement.is_comment:
+        if not statement.commands <= HARMLESS | functions or statement.is_comment or statement.writes:
             continue
         set_by_unneeded = {name for each in unneeded for name in each.assigned} | set(names)
         if statement.is_report:
             if references(statement.text) & set_by_unneeded:
                 unneeded.append(statement)
-        elif statement.assigned & unused or statement.commands & functions:
+        elif (statement.assigned & unused or statement.commands & functions) and statement.exported <= unused:
             unneeded.append(statement)
             unused |= references(statement.text)
     return keep_what_is_read(statements, unneeded, rest)
@@ -130,11 +167,11 @@ def keep_what_is_read(statements: Sequence[Statement], unneeded: list[Statement]
     """Return the `unneeded` statements whose variables and functions no other statement reads."""
     while True:
         kept = [statement for statement in statements if statement not in unneeded and not statement.is_comment]
-        read = references(rest).union(*(references(statement.text) for statement in kept))
-        called = frozenset[str]().union(*(statement.commands for statement in kept)) - {""}
+        read = references(rest).union(*(references(each.text) | each.exported - each.assigned for each in kept))
+        words = frozenset(word for statement in kept for word in re.findall(r"[\w-]+", statement.text))
         functions = {statement.function for statement in unneeded if statement.function}
-        still = [statement for statement in unneeded if not statement.assigned & read
-                 and statement.function not in called and statement.commands <= HARMLESS | functions]
+        still = [statement for statement in unneeded if not (statement.assigned | statement.counters) & read
+                 and statement.function not in words and statement.commands <= HARMLESS | functions]
         if len(still) == len(unneeded):
             return unneeded
         unneeded = still
@@ -166,38 +203,35 @@ def find_comments(statements: Sequence[Statement], removed: Sequence[Statement],
     comments: list[Statement] = []
     for statement, following in reversed([*pairwise(statements)]):
         is_above = text[statement.end:following.begin].strip(" \t") in ("\n", "")
-        is_plain = statement.is_comment and not re.match(r"#(!|#?SBATCH|#?PBS|#?BSUB|flux:| check:)", statement.text)
+        is_plain = statement.is_comment and not re.match(
+            r"#(!|#?SBATCH|#?PBS|#?BSUB|flux:| check:|\s*(export|module|srun|source)\s|\s*\w+=)", statement.text)
         if is_plain and is_above and (following in removed or following in comments):
             comments.append(statement)
     return comments
 
 
 def remove_empty_lines(text: str, before: str) -> str:
-    """Return a text without the lines that have become empty."""
+    """Return a text without the lines that have become empty, and with one empty line where lines have gone."""
     old = before.rstrip("\n").split("\n")
     kept: list[str] = []
     new = text.split("\n")
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     for kind, _, _, begin, end in matcher.get_opcodes():
-        kept += [line for line in new[begin:end] if kind == "equal" or line.strip()]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).rstrip("\n") + "\n"
+        lines = [line for line in new[begin:end] if kind == "equal" or line.strip()]
+        while begin and lines and not lines[0].strip() and not "".join(kept[-1:]).strip():
+            lines.pop(0)
+        kept += lines
+    return "\n".join(kept).rstrip("\n") + "\n"
 
 
-def find_place(text: str, line: int, part: str) -> tuple[int, int] | None:
-    """Return where a command stands that begins in a line; the command in that line if it comes from an eval."""
-    begin = 0
-    for _ in range(line - 1):
-        begin = text.index("\n", begin) + 1
-    line_end = text.find("\n", begin)
-    line_end = len(text) if line_end < 0 else line_end
-    place = text.find(part, begin)
-    if 0 <= place <= line_end:
-        return place, place + len(part)
+def find_places(text: str, line: int, part: str) -> list[tuple[int, int]]:
+    """Return where a command stands that begins in a line; the line's first command if it comes from an eval."""
     data = text.encode()
-    for node in iterate_nodes(parse(text)):
-        if node.type == "command" and node.start_point.row == line - 1:
-            return len(data[:node.start_byte].decode()), len(data[:node.end_byte].decode())
-    return None
+    nodes = [node for node in iterate_nodes(parse(text)) if node.type in ("command", "redirected_statement")
+             and node.start_point.row == line - 1]
+    same = [node for node in nodes if read_text(node).strip() == part]
+    same += sorted(nodes, key=lambda node: node.start_byte)[:1] if not same else []
+    return [(len(data[:node.start_byte].decode()), len(data[:node.end_byte].decode())) for node in same]
 
 
 def find_line(text: str, place: int) -> tuple[int, str]:
@@ -207,6 +241,17 @@ def find_line(text: str, place: int) -> tuple[int, str]:
         begin = text.rfind("\n", 0, begin - 1) + 1
     line = text[begin:]
     return begin, line[:len(line) - len(line.lstrip(" \t"))]
+
+
+def find_removals(text: str, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int, str]]:
+    """Return the edits that remove statements, each with a semicolon that has nothing left to separate."""
+    edits: list[tuple[int, int, str]] = []
+    for begin, end in sorted(spans):
+        last = edits[-1][1] if edits else 0
+        behind = re.compile(r"[ \t]*;(?!;)[ \t]*").match(text, end)
+        before = re.search(r"[ \t]*;[ \t]*$", text[last:begin])
+        edits.append((begin, behind.end(), "") if behind else (begin - len(before[0]) if before else begin, end, ""))
+    return edits
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from .shell import Word, parse, read_text
+from .shell import Token, Word, parse, read_text
 
 LINE_LENGTH = 118
 
@@ -19,23 +19,24 @@ def read_tokens(source: str) -> list[str]:
     return [] if node is None else [read_text(child) for child in node.named_children if "assignment" not in child.type]
 
 
-def format_words(words: Sequence[str], tokens: Sequence[str]) -> str:
-    """Return words as the shell reads them; from the end on as they were written, as far as each token is one word."""
+def format_words(words: Sequence[str], tokens: Sequence[Token], has_variables: bool = True) -> str:
+    """Return words as they were written in a command of these tokens, with those between them that become no word.
+
+    What a token with other words in it, too, becomes is written as the shell reads it; so are variables, unless the
+    place of the new text `has_variables` of that command.
+    """
     written: list[str] = []
-    for word, token in zip(reversed(words), reversed(tokens), strict=False):
-        if token != word and not is_one_word(token, word):
-            break
-        written.insert(0, token)
-    return " ".join([*map(format_word, map(as_word, words[:len(words) - len(written)])), *written])
-
-
-def is_one_word(token: str, word: str) -> bool:
-    """Return whether a token with quotes or variables surely makes this one word."""
-    if re.fullmatch(r"\"[^\"@*]*\"|'[^']*'", token) or token in getattr(word, "unknown", ()):
-        return True
-    before, _, after = token.partition("$")
-    name = re.match(r"\w+|\{\w+\}", after)
-    return bool(before and name) and word.startswith(before) and word.endswith(after[name.end():] if name else "")
+    own = [token for word in words if (token := getattr(word, "token", None)) in tokens]
+    if not own:
+        return " ".join(map(format_word, map(as_word, words)))
+    end = tokens.index(own[-1]) + 1
+    while end < len(tokens) and not tokens[end].count:
+        end += 1
+    for token in tokens[tokens.index(own[0]):end]:
+        parts = [word for word in words if getattr(word, "token", None) is token]
+        is_whole = len(parts) == token.count and (has_variables or "$" not in token.text)
+        written += [token.text] if is_whole else map(format_word, map(as_word, parts))
+    return " ".join(written)
 
 
 def as_word(text: str) -> Word:
