@@ -126,6 +126,7 @@ def resent(cluster: Cluster, way: tuple[str, str]) -> float:
     return (after[1] - before[1]) / (after[0] - before[0])
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("direction", "slow"), first_of([("both", (OUT, IN)), ("out", (OUT,)), ("in", (IN,))]))
 def test_a_slow_link_is_slow_in_its_direction(
     unharmed: Cluster, direction: impair.Direction, slow: tuple[tuple[str, str], ...]
@@ -168,6 +169,7 @@ def test_a_delay_holds_each_way(unharmed: Cluster, direction: impair.Direction, 
 
 
 @pytest.mark.parametrize(("direction", "bad"), [("out", (OUT,)), ("in", (IN,)), ("both", (OUT, IN))])
+@pytest.mark.alone
 @pytest.mark.thorough("other ways to make a node bad: a slow link, a small /dev/shm")
 def test_lost_packets_are_sent_again(
     unharmed: Cluster, direction: impair.Direction, bad: tuple[tuple[str, str], ...]
