@@ -305,13 +305,15 @@ def answers_here() -> bool:
 
 
 @contextmanager
-def asked(pause_s: float, answers_now: Callable[[], bool] = answers_here) -> Iterator[list[int]]:
-    """Ask the job that runs again and again, as long as the block lasts; count the answers."""
+def asked(pause_s: float, path: Path, answers_now: Callable[[], bool] = answers_here) -> Iterator[list[int]]:
+    """Ask the job that runs again and again, as long as the block lasts; count the answers, at three make a file."""
     over, answers = threading.Event(), [0]
 
     def ask() -> None:
         while not over.wait(pause_s):
             answers[0] += answers_now()
+            if answers[0] >= 3:
+                path.touch()
 
     thread = threading.Thread(target=ask)
     thread.start()
@@ -384,14 +386,14 @@ def test_threads_and_a_picture(quick: Mpi, state: dict[str, str], tmp_path: Path
 
 @pytest.mark.long
 @pytest.mark.torch
-def test_asking_changes_nothing(quick: Mpi, state: dict[str, str]) -> None:
+def test_asking_changes_nothing(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
     """The weights are the same to the bit, of a training whose ranks fork DataLoader workers and programs.
 
     It continues, so that --stall reports nothing.
     """
     alone_ = check(mpiexec(quick, 2, PROGRAMS / "weights.py", env=state)).stdout
-    with asked(0.05) as answers:
-        watched = check(mpiexec(quick, 2, "--stall=1", PROGRAMS / "weights.py", env=state))
+    with asked(0.05, path := tmp_path / "asked") as answers:
+        watched = check(mpiexec(quick, 2, "--stall=1", PROGRAMS / "weights.py", path, env=state))
     assert watched.stdout == alone_
     assert find("where/no_progress", watched.stderr) == []
     assert len(alone_.splitlines()) == 2
@@ -435,16 +437,16 @@ def test_the_users_folders(variable: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_asking_changes_nothing_on_three_nodes(cluster: Cluster) -> None:
     env = {"XDG_STATE_HOME": f"{RUN}/state"}
 
-    def digests() -> list[str]:
-        with started(SIX[3], cluster, "--quiet", PROGRAMS / "weights.py", env=env) as job:
+    def digests(*arguments: object) -> list[str]:
+        with started(SIX[3], cluster, "--quiet", PROGRAMS / "weights.py", *arguments, env=env) as job:
             return [line for line in job.output().splitlines() if " steps, " in line]
 
     def answers_there() -> bool:
         return all("6 ranks" in ask_from(cluster, SIX[3], host, env).stdout for host in ("login", "node3"))
 
     alone_ = digests()
-    with asked(0.1, answers_there) as answers:
-        assert digests() == alone_
+    with asked(0.1, path := RUN / "asked", answers_there) as answers:
+        assert digests(path) == alone_
     assert len(alone_) == 6
     assert answers[0] >= 3
 
@@ -472,8 +474,10 @@ def test_a_signal_that_a_program_uses_itself(quick: Mpi, state: dict[str, str], 
     script = tmp_path / "own_signal.py"
     script.write_text("import os, signal, time\nfrom mpi4py import MPI\nimport mpiddp\nseen = []\n"
                       f"signal.signal({ASK_SIGNAL}, lambda *_: seen.append(1))\nmpiddp.init_process_group()\n"
-                      "time.sleep(3)\nprint(seen)\nmpiddp.destroy_process_group()\n")
-    with asked(0.5) as answers:
+                      "deadline = time.monotonic() + 60\n"
+                      f"while not os.path.exists({str(tmp_path / 'asked')!r}) and time.monotonic() < deadline:\n"
+                      "    time.sleep(0.1)\nprint(seen)\nmpiddp.destroy_process_group()\n")
+    with asked(0.5, tmp_path / "asked") as answers:
         done = check(processes.run(*mpiexec_command(quick, 2, script), timeout=DEADLINE_S, cwd=ROOT,
                                    env={**single_node_environ(quick), **state, **on_path(ROOT)}))
     assert done.stdout == "[]\n" * 2

@@ -33,6 +33,7 @@ from mpiddp.doctor.edits import apply_edits, insert_line
 from mpiddp.doctor.findings import Action, Edit, Finding, Severity
 from mpiddp.doctor.report import as_json, format_findings
 from mpiddp.doctor.rules import RULES, check, fix
+from mpiddp.doctor.syntax import find_syntax_errors
 from tests import support
 from tests.messages import find, message
 from tests.support import ROOT, Mpi, alone
@@ -509,6 +510,18 @@ RULES_BROKEN = {
         (message("doctor/number_of_nodes", given=3, nodes=2), (ONE_TASK, TORCHRUN.replace("--nnodes=2", "--nnodes=3"))),
         (message("doctor/localhost", nodes=2), (ONE_TASK, TORCHRUN.replace("$ADDRESS", "localhost:29500"))),
         (message("doctor/own_address", nodes=2), (ONE_TASK, f"srun -c8 bash -c '{OWN_ADDRESS}'\n")),
+        (message("doctor/lone_starter", starter="accelerate launch", option="num_machines", nodes=2),
+         (ONE_TASK, "srun -c8 accelerate launch --multi_gpu --num_processes 4 train.py\n")),
+        (message("doctor/lone_starter", starter="deepspeed", option="hostfile", nodes=2),
+         (ONE_TASK, "srun -c8 deepspeed --num_gpus 4 train.py\n")),
+        (message("doctor/same_node", number=0, nodes=2),
+         (ONE_TASK, TORCHRUN.replace("--nnodes", "--node_rank=0 --nnodes"))),
+    ],
+    "line-continuation": [
+        (message("doctor/blank_behind"), (HEAD, START.replace("python", "\\ \n  python"))),
+        (message("doctor/begins_with_option", option="--epochs"), (HEAD, START + "  --epochs 3\n")),
+        (message("doctor/begins_with_option", option="--epochs"),
+         (HEAD, f"{START.rstrip()} \\\n# --lr 1 \\\n  --epochs 3\n")),
     ],
     "early-variable": [
         (message("doctor/early_variable", variable="SLURM_PROCID"),
@@ -731,6 +744,8 @@ RULES_BROKEN = {
         (message("doctor/foreign_directive"), (f"{LSF}#SBATCH --qos=a\n", MPIRUN)),
         (message("doctor/foreign_variable", variable="$SLURM_NTASKS", system="LSF"),
          (LSF, "mpirun -n $SLURM_NTASKS python -m mpiddp train.py\n")),
+        (message("doctor/foreign_variable", variable="$PBS_O_WORKDIR", system="Slurm"),
+         (HEAD, "cd $PBS_O_WORKDIR\n" + START)),
     ],
     "not-exported": [
         (message("doctor/not_exported", variable="NCCL_DEBUG"), (HEAD, "NCCL_DEBUG=INFO\n" + START)),
@@ -824,7 +839,11 @@ RULES_KEPT = {
                     (HEAD, "python prepare.py\n" + START)],
     "no-training": [(HEAD, "pdsh -w $HOSTS python a.py\n"), (HEAD, "$START\n"),
                     (HEAD, "srun -c8 bash prepare.sh\n" + START)],
-    "split-world": [(ONE_TASK, "srun -n1 -c8 --gpus=4 torchrun --standalone --nproc_per_node=4 train.py\n"),
+    "line-continuation": [(HEAD, START.replace("python", "\\\n  python")),
+                          (HEAD, "cat > text <<END\na \\ \nb\nEND\n# c \\ \n" + START)],
+    "split-world": [(ONE_TASK, "srun -c8 deepspeed --hostfile hosts --num_gpus 4 train.py\n"),
+                    (ONE_TASK, "srun -c8 accelerate launch --num_machines 2 --num_processes 8 train.py\n"),
+                    (ONE_TASK, "srun -n1 -c8 --gpus=4 torchrun --standalone --nproc_per_node=4 train.py\n"),
                     (ONE_TASK, TORCHRUN), (ONE_TASK, f'srun -c8 bash -c "{OWN_ADDRESS}"\n')],
     "early-variable": [(HEAD, START.replace("python -m mpiddp train.py",
                                             "bash -c 'python -m mpiddp train.py --rank $SLURM_PROCID'")),
@@ -1105,7 +1124,12 @@ def test_what_belongs_to_tasks_changes_with_them(parts: tuple[str, str], rule: s
 
 @pytest.mark.parametrize(("parts", "severity", "is_certain"), [
     ((HEAD.replace("=2", "=1"), "python train.py\n"), Severity.ERROR, False),
-    ((HEAD, "python -m mpiddp train.py\n"), Severity.ERROR, True),
+    ((HEAD, "python -m mpiddp train.py\n"), Severity.ERROR, False),
+    ((HEAD, MODULE.format("openmpi") + "python -m mpiddp train.py\n"), Severity.ERROR, True),
+    ((HEAD, MODULE.format("openmpi") + "docker run image python -m mpiddp train.py\n"), Severity.ERROR, False),
+    ((HEAD, "# our nodes hang without\nexport NCCL_P2P_DISABLE=1\n" + START), Severity.WARNING, False),
+    ((HEAD, START.rstrip() + " &\necho started\n"), Severity.ERROR, True),
+    ((HEAD, START.rstrip() + " &\ncp model.pt $HOME\n"), Severity.ERROR, False),
     ((ONE_TASK, "srun -c8 python train.py\n"), Severity.WARNING, False),
     ((ONE_TASK.replace("=2", "=1"), "export CUDA_VISIBLE_DEVICES=0\ntorchrun train.py\n"), Severity.WARNING, False),
     ((HEAD, "export NCCL_P2P_DISABLE=1     # our nodes hang without\n" + START), Severity.WARNING, False),
@@ -1121,7 +1145,8 @@ def test_an_edit_is_certain_only_where_nothing_else_can_be_meant(
     parts: tuple[str, str], severity: Severity, is_certain: bool
 ) -> None:
     (finding,) = findings(parts)
-    assert (finding.severity, bool(finding.edits), finding.advice == "") == (severity, True, is_certain)
+    assert (finding.severity, bool(finding.edits) and finding.advice == "") == (severity, is_certain)
+    assert finding.edits or finding.advice
     assert ("mpiddp" in finding.reason) <= ("mpiddp" in parts[1])
 
 
@@ -1334,6 +1359,19 @@ def test_the_command(quick: Mpi, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(("text", "line", "reason"), [
+    (f"for i in 1 2; do\n{START}", 8, "syntax error: unexpected end of file"),
+    (f"{START}if [ $? = 0 ]; then exit 0 fi\n", 8, "syntax error: unexpected end of file"),
+    (START, 0, ""),
+])
+def test_bash_says_what_it_cannot_read(text: str, line: int, reason: str) -> None:
+    errors = [*find_syntax_errors(script(text))]
+    assert [(error.line, error.message) for error in errors] == (
+        [(errors[0].line, message("doctor/shell_syntax", reason=reason))] if line else [])
+    assert all(error.line is not None and error.line >= line for error in errors)
+
+
+@pytest.mark.process
 def test_the_certain_edits_are_a_patch(quick: Mpi, tmp_path: Path) -> None:
     """What is left goes to stderr; the script itself stays as it is."""
     (tmp_path / "train.py").touch()
@@ -1359,7 +1397,7 @@ TEE = START.rstrip() + " | tee log\n"
 
 @pytest.mark.parametrize(("before", "after"), [
     (EXPORTS.format("") + START, f"if true; then\n  :\nfi\n{START}"),
-    (EXPORTS.format("# why\n  ") + START, f"if true; then\n  # why\n  :\nfi\n{START}"),
+    (EXPORTS.format("# why\n\n  ") + START, f"if true; then\n  # why\n\n  :\nfi\n{START}"),
     (f"{START.rstrip()} &\necho started\nexit 0\n", f"{START.rstrip()} &\necho started\nwait\nexit 0\n"),
     (f"{START.rstrip()} &\nexit $?\n", f"{START.rstrip()} &\nwait\nexit $?\n"),
     (START.replace("srun", "srun --export=A=\"$A\",B='1 2'"),

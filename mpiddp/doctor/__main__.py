@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from .context import Host
     from .report import as_json, format_findings
     from .rules import check, fix
+    from .syntax import find_syntax_errors
 
     try:
         # without this shell's variables a converted script keeps their names
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_line(f"mpiddp.doctor: {centre.problem}")
     host = Host("", os.environ)
     fixed = fix(script, host, os.environ) if options.fix else script
-    findings = check(fixed, host)
+    findings = sorted([*find_syntax_errors(fixed), *check(fixed, host)], key=lambda finding: finding.line or 0)
     has_colours = (sys.stderr if options.fix else sys.stdout).isatty() and "NO_COLOR" not in os.environ
     text = as_json(fixed, findings) if options.json else format_findings(
         fixed, findings, terminal_width(), has_colours, profile=centre.profile)

@@ -123,12 +123,21 @@ def check_node_folder(context: Context) -> Iterator[Problem]:
             forms = [folder, *find_forms(command, folder)]
             if command.line > step.launch.line or not reads_folder(context, step, forms) or is_spread(context, forms):
                 continue
+            others = [each for each, other in fills if each is not command and f"{other}/".startswith(f"{folder}/")]
             yield Problem(
                 Severity.WARNING, command.line, f"only the first of {nodes} nodes gets {folder}",
                 "a batch script runs on the first node, and each node has a folder of its own under this name: the "
                 "other nodes' ranks find nothing", sum((start_per_node(context, nodes, each) for each in (
-                    *find_makers(context, command, folder), command)), Fix()))
+                    *find_makers(context, command, folder), command, *others)),
+                    find_questions(context, folder, [each.line for each in (command, *others)])))
             return
+
+
+def find_questions(context: Context, folder: str, known: Sequence[int]) -> Fix:
+    """Return advice about other lines with a folder that have to be run on each node, too."""
+    lines = [str(number) for number, line in enumerate(context.script.lines, 1) if folder in line and re.search(
+        r"\|\s*tar\b|\[\s+(!\s+)?-[defs]\s", line) and not line.lstrip().startswith("#") and number not in known]
+    return advise(f"look at line{'s' * (len(lines) > 1)} {', '.join(lines)}, too") if lines else Fix()
 
 
 def find_filled_folder(command: Command) -> str:

@@ -115,7 +115,9 @@ class Step:
         if value in ("gpu", "auto"):
             return request.gpus_per_node
         if value is None and (processes := read_number(total or "")) is not None and request.nodes:
-            return processes // request.nodes
+            machines = find_option(launch.options, "num-machines")
+            is_lone = machines in (None, "1") and find_option(launch.options, "config-file") is None
+            return processes // (1 if is_lone else request.nodes)
         if value is None:
             return 1 if launch.program in (Program.TORCHRUN, Program.TORCH_LAUNCH) else None
         return read_number(value)

@@ -121,7 +121,8 @@ def check_output_overwritten(context: Context) -> Iterator[Problem]:
     for name in ("output", "error"):
         text = options.get(name, "")
         if not text or text == "/dev/null" or re.search(r"%\d*[ajJ]|\$", text) or (
-                not is_array and ("%A" in text or options.get("open-mode") == "append")):
+                not is_array and ("%A" in text or options.get("open-mode") == "append")) or (
+                options.get("array", "").endswith("%1") and options.get("open-mode") == "append"):
             continue
         stem, dot, ending = text.rpartition(".") if "." in os.path.basename(text) else (text, "", "")
         yield Problem(
@@ -163,7 +164,8 @@ def check_missing_file(context: Context) -> Iterator[Problem]:
             yield judge_absent(launch.line, f"no such image: {image}", "the start fails")
         if launch.program is Program.MPIDDP and find_option_errors(launch):
             continue  # the script may be the value of that option
-        if launch.script and not launch.container and not is_here(context, launch.folder, launch.script):
+        is_python = not launch.container and find_option(launch.options, "no-python") is None
+        if launch.script and is_python and not is_here(context, launch.folder, launch.script):
             if os.path.isabs(launch.script):
                 yield judge_absent(launch.line, f"no such file: {launch.script}", "the start fails")
                 continue
@@ -410,9 +412,20 @@ def check_slow_variables(context: Context) -> Iterator[Problem]:
         is_set = context.script.variables.get(name, "") == value and context.steps
         if is_set and not (name in ("NCCL_IB_DISABLE", "NCCL_NET") and nodes == 1):
             line = context.script.variable_lines[name]
-            why = "keep it if its comment still holds" if " #" in context.script.lines[line - 1] else ""
+            why = "keep it if its comment still holds" if has_comment(context.script.lines, line) else ""
             yield Problem(Severity.WARNING, line, f"{name}={value}", reason,
                           remove_assignments(context, line, name) + advise(why))
+
+
+def has_comment(lines: Sequence[str], number: int) -> bool:
+    """Return whether a line, or the lines above it up to an empty one or a directive, have a comment."""
+    for line in lines[number - 1::-1]:
+        text = line.strip()
+        if " #" in text or re.match(r"#(?![!#]|[A-Z]+\b)", text):
+            return True
+        if not text.startswith("export ") and "=" not in text:
+            return False
+    return False
 
 
 @rule("no-gpus", "a job that asks for no GPUs, although its container or backend needs them")

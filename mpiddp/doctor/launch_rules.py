@@ -30,6 +30,7 @@ from .edits import (
 from .files import read_training
 from .findings import Severity
 from .launches import LAUNCHERS, is_our_option, split_program
+from .shell import BLANK_BEHIND
 
 LOCALHOST = r"(localhost|127\.0\.0\.1|0\.0\.0\.0)(?=:|\s|$)"
 CRAY_SIGNS = (r"cray|prgenv|\bcpe\b|cudatoolkit|libfabric|aws-ofi|shifter|podman-hpc|uenv|MPICH_|\bFI_|\bhsn\d?|"
@@ -42,6 +43,8 @@ SEVERAL_GPUS = re.compile(r"spawn|(?<!distributed)(?<!distributed[-_ ])(?<!shard
                           r"device.?map|tensor.?parallel|\bray\b|vllm|accelerate.dispatch|\b(mp|multiprocessing)\.Process\(",
                           re.IGNORECASE)
 STARTS_ITSELF = r"\b(srun|mpirun|mpiexec)\b.*(\$0|\$\{0\}|BASH_SOURCE)"  # each task runs the script again
+NO_DOCKER = "docker passes neither Slurm's variables nor MPI's on: start a rank for each GPU with apptainer or enroot"
+QUICK = ("echo", "printf", "date", "exit", ":", "true")
 VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 INNER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed")
 
@@ -194,7 +197,8 @@ def check_no_launcher(context: Context) -> Iterator[Problem]:
     job = context.script.request
     for step in context.steps:
         launch = step.launch
-        if launch.launcher or launch.in_loop or context.has_text(STARTS_ITSELF):
+        if launch.launcher or launch.in_loop or context.has_text(STARTS_ITSELF) or (
+                launch.line > 1 and BLANK_BEHIND.search(context.script.lines[launch.line - 2])):
             continue
         if launch.program in STARTERS:
             starts_nodes = launch.program is Program.DEEPSPEED and context.has_text(r"hostfile|\s-H\s")
@@ -258,7 +262,13 @@ def start_on_each_node(context: Context, step: Step) -> Fix:
     launch, nodes = step.launch, step.request.nodes
     if context.script.scheduler is not Scheduler.SLURM or nodes is None:
         return advise(f"start {launch.program.value} once on each node")
-    fix = insert_launcher(context, launch, f"{start_srun(context)} --ntasks-per-node=1")
+    if launch.container == "docker":
+        return advise(NO_DOCKER)
+    if context.script.request.tasks_per_node in (None, 1):
+        fix = insert_launcher(context, launch, f"{start_srun(context)} --ntasks-per-node=1")
+    else:
+        job = replace(step, request=context.script.request)
+        fix = insert_launcher(context, launch, start_srun(context)) + set_tasks(context, job, 1)
     split = judge_rendezvous(context, launch, nodes)
     fix += split.fix if split else Fix()
     gpus = step.request.gpus_per_task if step.request.gpus_per_node is None else None
@@ -269,7 +279,11 @@ def start_on_each_node(context: Context, step: Step) -> Fix:
 def add_launcher(context: Context, step: Step) -> Fix:
     """Return the change that starts mpiddp by a launcher, with one task for each GPU."""
     launch, job = step.launch, context.script.request
+    if launch.container == "docker":
+        return advise(NO_DOCKER)
     fix = insert_launcher(context, launch, choose_launcher(context))
+    if context.script.scheduler is Scheduler.SLURM and not find_mpi(context)[0] and not is_cray(context):
+        fix += advise("--mpi=pmix is for Open MPI, --mpi=pmi2 for MPICH and Intel MPI")
     if launch.program is Program.PYTHON and launch.script_words:
         begin = rf"(?<=\s){re.escape(launch.script_words[0])}(?=\s|$)"
         pattern = rf"-m\s+{begin}" if launch.is_module else begin
@@ -321,7 +335,7 @@ def check_no_training(context: Context) -> Iterator[Problem]:
                       "data")
 
 
-@rule("split-world", "torchrun that trains on each node alone")
+@rule("split-world", "torchrun or a relative that trains on each node alone")
 def check_split_world(context: Context) -> Iterator[Problem]:
     """Look at how several nodes' torchrun find each other."""
     for step in context.steps:
@@ -331,7 +345,19 @@ def check_split_world(context: Context) -> Iterator[Problem]:
 
 
 def judge_rendezvous(context: Context, launch: Launch, nodes: int) -> Problem | None:
-    """Return why the torchrun of several nodes would not find each other, None if they do or for another program."""
+    """Return why the starters of several nodes would not find each other, None if they do or for another program."""
+    name, options = launch.program.value, launch.options
+    start = f"start the ranks by {choose_launcher(context)} python -m mpiddp"
+    rank = find_option(options, "node-rank") or find_option(options, "machine-rank") or ""
+    lone = {Program.ACCELERATE: ("num-machines", "config-file"), Program.DEEPSPEED: (
+        "hostfile", "num-nodes", "no-ssh")}.get(launch.program, ())
+    if lone and all(find_option(options, option) is None for option in lone):
+        return Problem(Severity.ERROR, launch.line, f"{name} without --{lone[0].replace('-', '_')} on {nodes} nodes",
+                       "each node trains alone", advise(start))
+    if launch.program in STARTERS and rank.isdigit() and find_option(options, "nnodes") != "1":
+        return Problem(Severity.ERROR, launch.line, f"node {rank} on each of {nodes} nodes",
+                       f"{name} has the same number on all nodes: the start fails, or waits for the others",
+                       advise(f"{start}, or give each node its own number: bash -c '… $SLURM_NODEID …'"))
     if launch.program not in (Program.TORCHRUN, Program.TORCH_LAUNCH):
         return None
     given, endpoint = find_option(launch.options, "nnodes"), find_option(launch.options, "rdzv-endpoint") or ""
@@ -473,20 +499,26 @@ def check_background_wait(context: Context) -> Iterator[Problem]:
     started = [step.launch for step in context.steps]
     last = script.launches[-1:]
     if not started and last and last[0].launcher in (*LAUNCHERS, "flux") and all(
-            command.words[0] in ("echo", "printf", "date", "exit", ":", "true") for command in script.commands
-            if command.line > last[0].line):
+            command.words[0] in QUICK for command in script.commands if command.line > last[0].line):
         started = [last[0]]
     for launch in started:
         if launch.is_background and not any(is_wait(command) and command.line >= launch.line
                                             for command in script.commands):
             yield Problem(Severity.ERROR, launch.line,
                           "the training runs in the background, and nothing waits for it",
-                          "the job ends with the script, and kills the training", append_line(context, "wait"))
+                          "the job ends with the script, and kills the training", wait_at_end(context, launch))
         if script.scheduler is Scheduler.FLUX and re.match(r"\s*flux\s+submit\b", launch.text) and not (
                 {"wait", "watch"} & set(launch.launcher_options) or context.has_text(FLUX_WAITS)):
             yield Problem(Severity.ERROR, launch.line, "flux submit does not wait for the training",
                           "the job ends with the script, and kills the training",
                           change_line(context, launch, r"\bflux\s+submit\b", "flux run").otherwise("write flux run"))
+
+
+def wait_at_end(context: Context, launch: Launch) -> Fix:
+    """Return the change that waits at the end of the script, if nothing before that may need what was trained."""
+    later = [command for command in context.script.commands if command.line > launch.line
+             and command.words[0] not in QUICK and command.text not in {each.text for each in context.script.trainings}]
+    return append_line(context, "wait") if not later else advise(f"write wait before line {later[0].line}")
 
 
 def is_wait(command: Command) -> bool:

@@ -36,6 +36,9 @@ ACCELERATE_FLAGS = frozenset((
     "multi-gpu", "cpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "tpu", "use-xpu", "quiet", "debug",
     "no-python", "same-network", "use-cpu", "enable-cpu-affinity", "tpu-cluster", "no-tpu-cluster", "downcast-bf16",
     "dynamo-use-fullgraph", "dynamo-use-dynamic", "dynamo-use-regional-compilation", "help"))
+DEEPSPEED_FLAGS = frozenset((
+    "no-ssh", "no-ssh-check", "force-multi", "bind-cores-to-rank", "save-pid", "module", "no-python", "no-local-rank",
+    "elastic-training", "enable-each-rank-log", "help"))
 MPI_NAMES = {**dict.fromkeys((*(name.lstrip("-") for name in MPI_COUNT_OPTIONS if name != "-c"), "c"), "ntasks"),
              "N": "ntasks-per-node", "npernode": "ntasks-per-node", "ppn": "ntasks-per-node",
              "perhost": "ntasks-per-node", "d": "cpus-per-task", "depth": "cpus-per-task",
@@ -371,7 +374,7 @@ def split_program(words: Sequence[str]) -> ProgramCall:
     if name == "accelerate" and "launch" in words[1:2]:
         return split_options(Program.ACCELERATE, words[2:], ACCELERATE_FLAGS)
     if name == "deepspeed":
-        return split_options(Program.DEEPSPEED, words[1:], frozenset())
+        return split_options(Program.DEEPSPEED, words[1:], DEEPSPEED_FLAGS)
     if re.fullmatch(r"python[\d.]*", name):
         return split_python(words)
     if words[0].endswith(".py"):

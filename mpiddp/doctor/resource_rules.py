@@ -404,7 +404,9 @@ def check_mpirun_ranks(context: Context) -> Iterator[Problem]:
     for step in context.steps:
         launch, options = step.launch, step.launch.launcher_options
         ranks = number(options, "ntasks")
-        if not is_mpirun(launch) or ranks is None or {"hostfile", "hosts", "oversubscribe"} & set(options) or any(
+        is_helper = ranks == 1 and len(context.steps) > 1
+        has_others = {"hostfile", "hosts", "oversubscribe"} & set(options)
+        if not is_mpirun(launch) or ranks is None or is_helper or has_others or any(
                 command.is_background for command in context.script.commands):
             continue  # others may have the other tasks
         per_node = number(options, "ntasks-per-node")

@@ -29,6 +29,7 @@ MAX_CUT_CHARS = 1_000  # of a value of which a part is cut
 MAX_REPAIRS = 5  # of a text that the parser reads in a wrong way
 MARK = re.compile("\ue000(\\d+)\ue001")  # stands for an unknown part of a value: its index in Shell.unknown
 NAME = r"[A-Za-z_]\w*"
+BLANK_BEHIND = re.compile(r"\\[ \t]+$")  # a backslash that continues no line
 PARAMETER = re.compile("[1-9][0-9]{0,6}|[@*#]")
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
 ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {

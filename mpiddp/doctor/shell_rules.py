@@ -9,9 +9,9 @@ from itertools import pairwise
 from .batch_script import SETUP_FILES, Command, Launch, Program, Scheduler
 from .context import Context, Problem, Step, rule
 from .directives import SENTINELS
-from .edits import change_line, insert_before, insert_line, insert_words, replace_text
+from .edits import advise, change_line, insert_before, insert_line, insert_words, replace_text
 from .findings import Severity
-from .shell import Word
+from .shell import BLANK_BEHIND, Word
 
 # Variables that only programs read, so that setting one without export has no effect.
 PROGRAM_VARIABLES = re.compile(
@@ -37,6 +37,29 @@ def check_first_line(context: Context) -> Iterator[Problem]:
                       insert_line(1, "#!/bin/bash"))
 
 
+@rule("line-continuation", "a command that does not go on in the next line")
+def check_line_continuation(context: Context) -> Iterator[Problem]:
+    """Look for a backslash with a blank behind it, and for a line that begins with an option."""
+    script, lines = context.script, context.script.lines
+    quoted = script.document_lines | script.string_lines
+    broken = [number for number, line in enumerate(lines[:-1], 1) if BLANK_BEHIND.search(line) and lines[number].strip()
+              and not {number, number + 1} & quoted and not line.lstrip().startswith("#")]
+    for number in broken:
+        yield Problem(Severity.ERROR, number, "a blank behind the backslash",
+                      "the command ends here, and the next line is another one",
+                      replace_text(context, number, BLANK_BEHIND.pattern, "\\"))
+    for command in script.commands:
+        above = lines[command.line - 2] if command.line > 1 else ""
+        if not command.words[0].startswith("-") or command.line - 1 in broken or not lines[
+                command.line - 1].lstrip().startswith("-"):
+            continue
+        is_comment = above.lstrip().startswith("#")
+        yield Problem(Severity.ERROR, command.line, f"a line begins with an option: {command.words[0]}",
+                      "the shell takes it for a command; the training does not get it",
+                      advise("move the comment above out of the command") if is_comment or not above.strip() else
+                      replace_text(context, command.line - 1, r"\s*$", " \\"))
+
+
 @rule("other-scheduler", "directives or variables of another batch system")
 def check_other_scheduler(context: Context) -> Iterator[Problem]:
     """Look for what another batch system would read or set."""
@@ -50,11 +73,13 @@ def check_other_scheduler(context: Context) -> Iterator[Problem]:
     if 0 < len(foreign) < len(script.directives) / 2:  # more are for a second batch system
         yield Problem(Severity.WARNING, foreign[0], "a directive of another batch system",
                       f"{SCHEDULER_NAMES[script.scheduler]} takes it for a comment")
-    for launch in script.launches:
+    folders = (command for command in script.commands if command.words[0] == "cd")
+    commands: list[Command | Launch] = [*folders, *script.launches]
+    for command in commands:
         for name, others in SCHEDULER_VARIABLES.items():
-            used = next((part for part in launch.unknown if re.fullmatch(rf"\$\{{?{name}\w+\}}?", part)), "")
+            used = next((part for part in command.unknown if re.fullmatch(rf"\$\{{?{name}\w+\}}?", part)), "")
             if used and script.scheduler not in others:
-                yield Problem(Severity.ERROR, launch.line, f"{used} is not set by {SCHEDULER_NAMES[script.scheduler]}",
+                yield Problem(Severity.ERROR, command.line, f"{used} is not set by {SCHEDULER_NAMES[script.scheduler]}",
                               "it is a variable of another batch system: the command then has an empty value")
                 return
 

@@ -242,7 +242,8 @@ def check_errexit(context: Context) -> Iterator[Problem]:
         launch = step.launch
         last = launch.line + launch.text.count("\n")
         following = "\n".join(line for line in script.lines[last:last + 3] if not line.lstrip().startswith("#"))
-        guarded = re.search(r"\|\||^\s*if\s|&\s*$", "\n".join(script.lines[launch.line - 1:last])) is not None
+        own = "\n".join(script.lines[launch.line - 1:last])
+        guarded = re.search(r"\|\|(?!\s*wait\b)|^\s*if\s|&\s*$", own) is not None
         if has_errexit and not guarded and re.search(r"\$\?", following) and not context.has_text(r"set \+e"):
             yield Problem(Severity.WARNING, launch.line, "set -e ends the script if the training fails",
                           "the lines that look at its status, $?, are not reached",
