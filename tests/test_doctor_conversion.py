@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mpiddp.doctor.batch_script import BatchScript, read, read_from_text
 from mpiddp.doctor.context import Host
@@ -493,6 +495,34 @@ def test_nothing_is_lost(before: str, after: str) -> None:
 ])
 def test_what_has_another_meaning_now_is_told(before: str, check: str) -> None:
     assert f"\n# check: {check}\n" in convert_text(f"{NODES}{before}\n")
+
+
+SET_UP = ("export MASTER_ADDR=$(hostname)", "export MASTER_PORT=29500", "nodes=($(scontrol show hostnames))",
+          "echo $MASTER_ADDR", "export WORLD_SIZE=$SLURM_NTASKS")
+KEPT = ("export A=1", "cd src", "[ -d out ] || mkdir out", "cp a b", "rm -f hosts && touch hosts", "echo done >> log")
+STARTS = (f"srun {OF_TWO} train.py --n $N", f'srun {OF_TWO} "$SCRIPT" "${{ARGS[@]}}"', f"srun bash -c '{IN_TEXT}'",
+          "accelerate launch --num_processes 4 --mixed_precision bf16 train.py",
+          f"time srun {OF_TWO} train.py > out 2>&1")
+FRAMES = ("{}", "{}", "for i in 1 2; do\n  {}\ndone", "for i in 1 2; do {}; done", "true && {} || exit 1",
+          "if [ $A ]; then {}; else true; fi", "if true; then\n  {}\nfi", "run() {{\n  {}\n}}\nrun",
+          "( {} )", "{{ {}; }}", "case $1 in\n  a) {} ;;\nesac", "while read x; do {}; done < f", "{} | tee log",
+          "{} &\nwait", "{} & wait", "{} &")
+PARTS = st.one_of(st.sampled_from((*SET_UP, *KEPT)), st.tuples(st.sampled_from(FRAMES), st.sampled_from(STARTS)))
+
+
+@given(st.lists(PARTS, min_size=1, max_size=8), st.lists(st.sampled_from("\n;"), min_size=8, max_size=8))
+@settings(max_examples=300, deadline=None)
+def test_whatever_stands_around_launches_stays(parts: list[str | tuple[str, str]], ends: list[str]) -> None:
+    """In any order, on lines of their own or not: each launch is converted, and no other command is lost."""
+    text = NODES
+    for part, end in zip(parts, ends, strict=False):
+        command = part if isinstance(part, str) else part[0].format(part[1])
+        text += command + ("\n" if end == "\n" or "&" in command[-6:] else "; ")
+    new = convert_text(text.rstrip("; ") + "\n")
+    assert not parse(new).has_error, new
+    assert new.count("-m mpiddp") == sum(not isinstance(part, str) for part in parts), new
+    for kept in KEPT:
+        assert new.count(kept) == parts.count(kept), new
 
 
 def test_no_script_becomes_one_that_the_shell_cannot_read() -> None:

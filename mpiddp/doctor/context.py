@@ -115,9 +115,7 @@ class Step:
         if value in ("gpu", "auto"):
             return request.gpus_per_node
         if value is None and (processes := read_number(total or "")) is not None and request.nodes:
-            machines = find_option(launch.options, "num-machines")
-            is_lone = machines in (None, "1") and find_option(launch.options, "config-file") is None
-            return processes // (1 if is_lone else request.nodes)
+            return processes // (1 if is_lone(launch) else request.nodes)
         if value is None:
             return 1 if launch.program in (Program.TORCHRUN, Program.TORCH_LAUNCH) else None
         return read_number(value)
@@ -246,6 +244,13 @@ def find_option(words: Sequence[str], name: str) -> str | None:
         if own.startswith("-") and own.lstrip("-").replace("_", "-") == name:
             return value if has_value else next(iter(words[position + 1:position + 2]), "")
     return None
+
+
+def is_lone(launch: Launch) -> bool:
+    """Return whether `accelerate launch` or deepspeed trains on one node alone: it is not told of others."""
+    names = {Program.ACCELERATE: ("config-file", "num-machines"),
+             Program.DEEPSPEED: ("hostfile", "num-nodes", "no-ssh")}.get(launch.program, ())
+    return bool(names) and all(find_option(launch.options, name) in (None, "1") for name in names)
 
 
 def is_mpirun(launch: Launch) -> bool:

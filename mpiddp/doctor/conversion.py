@@ -217,12 +217,12 @@ def find_convertible(script: BatchScript) -> list[Launch]:
     A step with one process on a node, beside trainings with more, is none.
     """
     launches = [launch for launch in script.launches if launch.script_words and "<<" not in launch.text]
-    found = [launch for launch in launches if launch.program in STARTED]
-    if not found and all(launch.program is not Program.MPIDDP for launch in launches):
-        found = [launch for launch in launches if launch.program is Program.PYTHON and launch.launcher
+    chosen = [launch for launch in launches if launch.program in STARTED]
+    if not chosen and all(launch.program is not Program.MPIDDP for launch in launches):
+        chosen = [launch for launch in launches if launch.program is Program.PYTHON and launch.launcher
                  and not launch.inner and launch.launcher_options.get("ntasks") != "1"]
-    most = max((count_processes(script, launch) for launch in found), default=0)
-    return [launch for launch in found if most < 2 or count_processes(script, launch) != 1]
+    most = max((count_processes(script, launch) for launch in chosen), default=0)
+    return [launch for launch in chosen if most < 2 or count_processes(script, launch) != 1]
 
 
 def count_processes(script: BatchScript, launch: Launch) -> int:
@@ -296,7 +296,9 @@ def find_trap(nodes: Sequence[Node]) -> Node | None:
 
 def find_outermost(script: BatchScript, place: int, new: Replacement) -> tuple[int, str]:
     """Return where the line of the outermost statement around a place begins, and its indentation."""
-    statement = next(each for each in read_statements(script.text) if each.begin <= place < each.end)
+    statement = next((each for each in read_statements(script.text) if each.begin <= place < each.end), None)
+    if statement is None:  # in what the parser could not read
+        return find_line(script.text, place)
     names = (statement.assigned | statement.counters) & references("\n".join(new.setup))
     new.checks += [f"${name} has its value only in the lines below" for name in sorted(names)]
     return find_line(script.text, statement.begin)

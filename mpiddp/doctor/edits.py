@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from .batch_script import Command, Launch, Program, Scheduler
-from .context import Change, Context, Fix, Step, count, find_mpi, is_mpirun
+from .context import Change, Context, Fix, Step, count, find_mpi, is_lone, is_mpirun
 from .directives import (
     BEGINNINGS,
     FLUX_ALIASES,
@@ -240,7 +240,7 @@ def set_resource_sets(context: Context, step: Step, tasks: int) -> Fix:
 def set_starter_processes(context: Context, step: Step, gpus: int) -> Fix:
     """Return the change by which torchrun or a relative starts one process per GPU."""
     launch = step.launch
-    total = gpus * (step.request.nodes or 1)
+    total = gpus * (1 if is_lone(launch) else step.request.nodes or 1)
     name, number_of, program = {
         Program.ACCELERATE: ("num_processes", total, r"\b(accelerate|accelerate\.commands)[ .]launch\b"),
         Program.DEEPSPEED: ("num_gpus", gpus, r"\bdeepspeed\b"),

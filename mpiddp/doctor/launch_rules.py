@@ -9,7 +9,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from .batch_script import Command, Launch, Program, Scheduler
-from .context import MPI_MODULES, STARTERS, Context, Fix, Problem, Step, count, find_mpi, find_option, is_mpirun, rule
+from .context import (
+    MPI_MODULES,
+    STARTERS,
+    Context,
+    Fix,
+    Problem,
+    Step,
+    count,
+    find_mpi,
+    find_option,
+    is_lone,
+    is_mpirun,
+    rule,
+)
 from .directives import SLURM_FLAGS, SLURM_NAMES, parse_gpus, read_number
 from .edits import (
     TORCHRUN,
@@ -264,12 +277,14 @@ def start_on_each_node(context: Context, step: Step) -> Fix:
         return advise(f"start {launch.program.value} once on each node")
     if launch.container == "docker":
         return advise(NO_DOCKER)
+    split = judge_rendezvous(context, launch, nodes)
+    if split and not split.fix.changes:
+        return split.fix
     if context.script.request.tasks_per_node in (None, 1):
         fix = insert_launcher(context, launch, f"{start_srun(context)} --ntasks-per-node=1")
     else:
         job = replace(step, request=context.script.request)
         fix = insert_launcher(context, launch, start_srun(context)) + set_tasks(context, job, 1)
-    split = judge_rendezvous(context, launch, nodes)
     fix += split.fix if split else Fix()
     gpus = step.request.gpus_per_task if step.request.gpus_per_node is None else None
     return fix + set_starter_processes(context, step, gpus) if gpus and step.processes_per_node not in (
@@ -349,10 +364,9 @@ def judge_rendezvous(context: Context, launch: Launch, nodes: int) -> Problem | 
     name, options = launch.program.value, launch.options
     start = f"start the ranks by {choose_launcher(context)} python -m mpiddp"
     rank = find_option(options, "node-rank") or find_option(options, "machine-rank") or ""
-    lone = {Program.ACCELERATE: ("num-machines", "config-file"), Program.DEEPSPEED: (
-        "hostfile", "num-nodes", "no-ssh")}.get(launch.program, ())
-    if lone and all(find_option(options, option) is None for option in lone):
-        return Problem(Severity.ERROR, launch.line, f"{name} without --{lone[0].replace('-', '_')} on {nodes} nodes",
+    if is_lone(launch):
+        option = "num_machines" if launch.program is Program.ACCELERATE else "hostfile"
+        return Problem(Severity.ERROR, launch.line, f"{name} without --{option} on {nodes} nodes",
                        "each node trains alone", advise(start))
     if launch.program in STARTERS and rank.isdigit() and find_option(options, "nnodes") != "1":
         return Problem(Severity.ERROR, launch.line, f"node {rank} on each of {nodes} nodes",

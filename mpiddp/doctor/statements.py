@@ -227,8 +227,9 @@ def remove_empty_lines(text: str, before: str) -> str:
 def find_places(text: str, line: int, part: str) -> list[tuple[int, int]]:
     """Return where a command stands that begins in a line; the line's first command if it comes from an eval."""
     data = text.encode()
-    nodes = [node for node in iterate_nodes(parse(text)) if node.type in ("command", "redirected_statement")
-             and node.start_point.row == line - 1]
+    commands = [node for node in iterate_nodes(parse(text)) if node.type == "command"]
+    nodes = [node.parent if node.parent is not None and node.parent.type == "redirected_statement" else node
+             for node in commands if node.start_point.row == line - 1]
     same = [node for node in nodes if read_text(node).strip() == part]
     same += sorted(nodes, key=lambda node: node.start_byte)[:1] if not same else []
     return [(len(data[:node.start_byte].decode()), len(data[:node.end_byte].decode())) for node in same]
