@@ -363,6 +363,7 @@ def judge_rendezvous(context: Context, launch: Launch, nodes: int) -> Problem | 
     """Return why the starters of several nodes would not find each other, None if they do or for another program."""
     name, options = launch.program.value, launch.options
     start = f"start the ranks by {choose_launcher(context)} python -m mpiddp"
+    start += ", as --convert writes it" * (launch.program is not Program.DEEPSPEED)
     rank = find_option(options, "node-rank") or find_option(options, "machine-rank") or ""
     if is_lone(launch):
         option = "num_machines" if launch.program is Program.ACCELERATE else "hostfile"

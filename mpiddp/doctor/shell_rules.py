@@ -79,8 +79,11 @@ def check_other_scheduler(context: Context) -> Iterator[Problem]:
         for name, others in SCHEDULER_VARIABLES.items():
             used = next((part for part in command.unknown if re.fullmatch(rf"\$\{{?{name}\w+\}}?", part)), "")
             if used and script.scheduler not in others:
+                is_folder = command.text.startswith("cd ") and script.scheduler is Scheduler.SLURM
                 yield Problem(Severity.ERROR, command.line, f"{used} is not set by {SCHEDULER_NAMES[script.scheduler]}",
-                              "it is a variable of another batch system: the command then has an empty value")
+                              "it is a variable of another batch system: the command then has an empty value",
+                              advise("leave it out: Slurm starts the script in the folder of the submission"
+                                     if is_folder else ""))
                 return
 
 
