@@ -400,6 +400,8 @@ ON_NODE = f'srun -N1 -n1 -w "${{nodes[$i]}}" {OF_A_NODE}$i train.py'
                  f"{OURS} | tee log\n", id="a pipeline in the background"),
     pytest.param(f"for i in 0 1; do\n  {ON_NODE} &\ndone &\necho started\nwait\n",
                  f"{OURS} &\necho started\nwait\n", id="a loop in the background"),
+    pytest.param(f"for i in 0 1; do\n  {ON_NODE} &\n  p+=($!)\ndone\nfor i in ${{p[@]}}; do wait $i || exit 1; done\n",
+                 f"{OURS} & p+=($!)\nfor i in ${{p[@]}}; do wait $i || exit 1; done\n", id="numbers of processes"),
     pytest.param(f"for i in 0 1; do\n  export A=1\n  {ON_NODE} > $i.log &\n  pids+=($!)\ndone\n",
                  "# check: the loop over the nodes also ran this: export A=1\n"
                  "# check: the loop over the nodes also ran this: pids+=($!)\n"
@@ -475,6 +477,22 @@ IN_TEXT = f"{OF_TWO} --node_rank=$SLURM_NODEID train.py"
                  f"timeout 3h {OURS}\nexec {OURS}\n", id="what stands before srun"),
     pytest.param(f"srun {OF_TWO} train.py\ncat > prompt <<END\na\n\n\n\nb\nEND\n",
                  f"{OURS}\ncat > prompt <<END\na\n\n\n\nb\nEND\n", id="empty lines of a document"),
+    pytest.param(f"dry=${{DRY:-}}\n$dry srun {OF_TWO} train.py\n",
+                 f"dry=${{DRY:-}}\n$dry {OURS}\n", id="a word or none"),
+    pytest.param(f"while read lr; do\n  srun {OF_TWO} train.py $lr < a\ndone < rates\n",
+                 f"while read lr; do\n  {OURS} $lr < a\ndone < rates\n", id="an input of its own"),
+    pytest.param("srun --ntasks-per-node=4 bash -c 'python train.py --out=$SLURM_PROCID'\n",
+                 "# check: the arguments name a node or a task: each rank has its own now\n"
+                 f"{OURS[:-25]}--ntasks-per-node=4 bash -c 'python -m mpiddp train.py \"--out=$SLURM_PROCID\"'\n",
+                 id="a value of each rank"),
+    pytest.param(f"srun bash -c '{IN_TEXT} $SLURM_PROCID'\n",
+                 "# check: the arguments name a node or a task: each rank has its own now\n"
+                 f"{OURS[:-25]}bash -c 'python -m mpiddp train.py $SLURM_PROCID'\n", id="a text for each rank"),
+    pytest.param("mpirun -np 8 -x A bash -c 'python train.py'\n", "mpirun -np 8 -x A python -m mpiddp train.py\n",
+                 id="mpirun and a shell"),
+    pytest.param(f'srun --output="logs/$A/%t.log" {OF_TWO} train.py\n',
+                 "# check: each rank's output goes to a file in the folder of --log-dir\n"
+                 f"{OURS.replace('train', '--log-dir logs/$A train')}\n", id="a file for each rank"),
     pytest.param(f'echo "torchrun train.py"; srun {OF_TWO} train.py\n', f'echo "torchrun train.py"; {OURS}\n',
                  id="a text with the same words"),
 ])
@@ -523,6 +541,18 @@ def test_whatever_stands_around_launches_stays(parts: list[str | tuple[str, str]
     assert new.count("-m mpiddp") == sum(not isinstance(part, str) for part in parts), new
     for kept in KEPT:
         assert new.count(kept) == parts.count(kept), new
+
+
+def test_a_function_whose_arguments_are_the_launch_is_refused() -> None:
+    calls = "".join(f"run {OF_TWO} train.py --phase {phase}\n" for phase in (1, 2))
+    with pytest.raises(ConversionError, match="what line 7 starts is in the arguments of its function"):
+        convert_text(f'{NODES}run() {{ srun "$@"; }}\n{calls}')
+
+
+def test_names_of_the_users_own_are_not_taken() -> None:
+    text = convert_text(f"{NODES}CONFIG=a\nsrun accelerate launch --config_file b.yaml train.py --config $CONFIG\n")
+    assert "\nCONFIG=a\n" in text and "\naccelerate_CONFIG=b.yaml\naccelerate_settings=$(" in text
+    assert text.endswith("train.py --config $CONFIG\n")
 
 
 def test_no_script_becomes_one_that_the_shell_cannot_read() -> None:

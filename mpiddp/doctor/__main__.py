@@ -100,7 +100,7 @@ def print_conversion(script: BatchScript) -> int:
         changes = format_diff(script, convert(script, lambda name: open_script(script.path, name)))
     except ConversionError as error:
         return refuse_conversion(script, str(error))
-    if not changes and (starter := find_starter(script.text)):
+    if not changes and (starter := find_starter(script.text, has_values=True)):
         return refuse_conversion(script, f"how it starts {starter} is not understood")
     if not changes:
         write_line(f"mpiddp.doctor: {script.path} has nothing to convert: it starts neither torchrun, nor accelerate "

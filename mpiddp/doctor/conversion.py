@@ -8,9 +8,11 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
+from itertools import takewhile
 
 from tree_sitter import Node
 
@@ -24,7 +26,7 @@ from .conversion_directives import (
     read_torch_options,
 )
 from .directives import read_number, slurm_options
-from .launches import WRAPPERS
+from .launches import WRAPPERS, read_launcher_options
 from .shell import Command, QuoteError, Word, find_errors, iterate_nodes, parse, read_text
 from .statements import (
     HARMLESS,
@@ -71,9 +73,10 @@ ENROOT_START = """'options=(--mount /tmp)
 RUN_ONCE = "this line started the training on one node; now it starts it on all: run it once"
 BY_SSH = re.compile(
     r"\b(ssh|pdsh|clush|pbsdsh|pbs_tmrsh|blaunch)\b.*\b(torchrun|accelerate|torch\.distributed|\w+\.sh)\b.*")
-STARTER = re.compile(
-    r"^(?!\s*(?:echo|printf|(?:export\s+|readonly\s+)?\w+\+?=[\"'(]))[^#\n]*"
-    r"\b(torchrun|accelerate\s+launch|torch\.distributed\.(run|launch))\b", re.MULTILINE)
+STARTER_ANYWHERE = re.compile(
+    r"^[^#\n]*\b(torchrun|accelerate\s+launch|torch\.distributed\.(?:run|launch))\b", re.MULTILINE)
+STARTER = re.compile(r"^(?!\s*(?:echo|printf|(?:export\s+|readonly\s+)?\w+\+?=[\"'(]))"
+                     + STARTER_ANYWHERE.pattern.removeprefix("^"), re.MULTILINE)
 BACKGROUND = re.compile(r"[ \t]*&(?!&)[ \t]*")
 # Wrappers that stand before srun: it would start them once for each rank.
 LEADING = ("exec", "command", "builtin", "nohup", "setsid", "time", "timeout", "nice")
@@ -113,7 +116,9 @@ def convert(script: BatchScript, read_file: ReadFile) -> str:
     trainings = [launch for launch in launches if launch not in removed]
     edits = [edit for launch in trainings for edit in replace_launch(script, launch, trainings, removed, read_file)]
     edits += [edit for launch in removed for edit in remove_launch(script, launch)]
-    text = wait_in_foreground(replace_spans(script.text, edits))
+    text = replace_spans(script.text, edits)
+    check_syntax(script, text)
+    text = wait_in_foreground(text)
     text = remove_unneeded(text, script, edits, launches)
     main = max(trainings, key=lambda launch: count_ranks_per_node(script, launch) or 0)
     ranks = count_ranks_per_node(script, main)
@@ -129,9 +134,9 @@ def convert(script: BatchScript, read_file: ReadFile) -> str:
     return text
 
 
-def find_starter(text: str) -> str:
-    """Return the first word of torchrun or a relative in a script, empty if there is none."""
-    match = STARTER.search(text)
+def find_starter(text: str, has_values: bool = False) -> str:
+    """Return the first word of torchrun or a relative in a script, or in values of it, too; empty if there is none."""
+    match = (STARTER_ANYWHERE if has_values else STARTER).search(text)
     return match[1] if match else ""
 
 
@@ -177,7 +182,7 @@ def keep_tasks(text: str, script: BatchScript, launches: Sequence[Launch]) -> li
         name = node.child_by_field_name("name") if node.type == "command" else None
         tokens = [] if name is None else read_tokens(read_text(node))
         options = dict(slurm_options(tokens[1:])[0])
-        if name is None or read_text(name) != "srun" or "mpiddp" in tokens:
+        if name is None or read_text(name) != "srun" or "-m mpiddp " in read_text(node):
             continue
         if {"ntasks", "ntasks-per-node"} & {*options}:
             continue
@@ -185,7 +190,8 @@ def keep_tasks(text: str, script: BatchScript, launches: Sequence[Launch]) -> li
         edits.append((place, place, f" --ntasks={count_tasks(script.request, options.get('nodes', '$SLURM_NNODES'))}"))
     converted = [launch.text for launch in launches]
     for command in script.commands:
-        if "srun" in command.words and not command.text.startswith("srun") and command.text not in converted and (
+        is_other = not re.match("srun|echo|printf", command.text) and command.text not in converted
+        if "srun" in command.words and is_other and (
                 not {"ntasks", "ntasks-per-node"} & {*dict(slurm_options(
                     command.words[command.words.index("srun") + 1:])[0])}):
             checks.append(f"this has more tasks now: {command.text.splitlines()[0]}")
@@ -264,13 +270,18 @@ def replace_place(
         new.checks.append("srun gives the steps of a node their GPUs and cores: --exact, --gpus-per-node, and so on")
     if span is not None and span.is_loop:
         begin, end = span.begin, span.end
-        new.checks += describe_loop(span)
+        rest = references(script.text[:begin] + script.text[end:])
+        numbers = [text for text in span.others if launch.is_background and "$!" in text
+                   and re.split(r"\W", text)[0] in rest]  # which the script waits for later
+        new.checks += [check for check, text in zip(describe_loop(span), span.others, strict=True)
+                       if text not in numbers]
+        command += "".join(f" & {text}" for text in numbers[:1])
         new.checks += [f"${name} was set by the loop over the nodes"
                        for name in sorted(span.assigned & references(command))]
-        if launch.is_background and BACKGROUND.match(script.text, end) is None and not (
+        if launch.is_background and not numbers and BACKGROUND.match(script.text, end) is None and not (
                 len(trainings) == 1 and is_alone(script, begin, end)):
             command += " &"
-    if reads_input(script.text, begin):
+    if reads_input(script.text, begin) and not re.search(r"<(?!\()", command):
         command += " < /dev/null"
     line_begin, indent = find_line(script.text, begin)
     is_first = not script.text[line_begin:begin].strip() and not re.search(
@@ -383,7 +394,8 @@ def keep_inner_setup(script: BatchScript, launch: Launch, inner: Command, new: R
         return
     training = next((each for each in statements if each.contains(inner.text)), None)
     words = format_words(launch.script_words, [])
-    names = SET_BY_MPIDDP | references(inner.text) - references(words)
+    exported = {name for each in statements for name in each.exported if not RENDEZVOUS.fullmatch(name)}
+    names = SET_BY_MPIDDP | references(inner.text) - references(words) - exported
     unneeded = find_unneeded([each for each in statements if each is not training], names, words)
     ours = {statement.text for statement in read_statements(script.text)}
     is_later = False
@@ -426,7 +438,7 @@ def add_setup(launch: Launch, statement: Statement, new: Replacement) -> None:
     kept = remove_exports(statement.text, SET_BY_MPIDDP)
     if TASK_VARIABLES.search(kept):
         new.checks.append(f"this had a value of its own for each node or task: {kept}")
-        kept = TASK_VARIABLES.sub("SLURM_JOB_ID", kept)
+        kept = "" if "VISIBLE_DEVICES" in kept else TASK_VARIABLES.sub("SLURM_JOB_ID", kept)
     kept = re.sub(r'"?\$\{?([1-9])\b\}?"?',
                   lambda match: "".join(arguments[int(match[1]) - 1:int(match[1])]) or '""', kept)
     if kept and launch.container and (statement.kind != "declaration_command" or launch.container == "enroot"):
@@ -449,9 +461,10 @@ def read_options(script: BatchScript, launch: Launch, new: Replacement, read_fil
         new.checks.append(f"{launch.script_words[0]} may begin with options of {launch.program.value}: remove these")
     output = launch.launcher_options.get("output", "")
     if "log-dir" in options or re.search(r"%[tnN]", output):
-        written = next((token.text.strip("\"'") for token in launch.tokens if re.search(r"%[tnN]", token.text)), output)
-        folder = options.get("log-dir") or os.path.dirname(written.rpartition("=")[2].partition("%")[0]) or "logs"
-        new.options += ["--log-dir", format_value(folder)]
+        written = next((token.text for token in launch.tokens if re.search(r"%[tnN]", token.text)), output)
+        folder = os.path.dirname(re.sub(r"^-+\w+=|[\"']", "", written).partition("%")[0]) or "logs"
+        new.options += ["--log-dir", format_value(options.get("log-dir") or folder)]
+        new.checks += ["each rank's output goes to a file in the folder of --log-dir"] * ("log-dir" not in options)
     if options.get("local-ranks-filter"):
         new.options += ["--show", ",".join(f"local-{rank}" for rank in options["local-ranks-filter"].split(","))]
     if "virtual-local-rank" in options:
@@ -469,6 +482,8 @@ def read_options(script: BatchScript, launch: Launch, new: Replacement, read_fil
         add_local_rank(launch, new, read_file)
     if launch.program is Program.ACCELERATE:
         read_accelerate_options(options, new)
+        if re.search(r"\b(CONFIG|settings)\b", script.text):  # names of the lines that are added
+            new.setup = [re.sub(r"(^|\$)(CONFIG|settings)\b", r"\1accelerate_\2", line) for line in new.setup]
 
 
 def add_local_rank(launch: Launch, new: Replacement, read_file: ReadFile) -> None:
@@ -513,18 +528,24 @@ def format_value(text: str) -> str:
 
 def format_command(script: BatchScript, launch: Launch, new: Replacement) -> str:
     """Return the line that starts mpiddp."""
+    program = getattr(launch.program_words[0], "token", None)
+    if program is not None and PARAMETER.search(program.text) and not launch.followed:
+        raise ConversionError(f"what line {launch.line} starts is in the arguments of its function")
     is_here = not launch.followed  # where variables, and a function's parameters, are those of the new line
     script_words = format_words(launch.script_words, launch.tokens, is_here)
     if names := find_fixed(script, launch):
         new.checks.append(f"the arguments are written with the values of {', '.join(names)}")
-    if TASK_VARIABLES.search(script_words):
-        new.checks.append("the arguments name a node or a task: each rank has its own now")
     first = getattr(launch.script_words[0], "token", None)
     if first is not None and first.count > 1 and "$" in first.text and first.text not in script_words:
         new.checks.append(f"{first.text} is taken apart, with the values that it has here")
     program = " ".join([*format_python(launch), "-m", "mpiddp", *new.options, *(["-m"] if launch.is_module else []),
                         script_words])
+    if launch.followed and TASK_VARIABLES.search(script_words):  # which the job script's shell must not expand
+        new.checks.append("the arguments name a node or a task: each rank has its own now")
+        program = f"bash -c {shlex.quote(program)}"
     leading, wrappers = split_wrappers(launch)
+    if is_here:  # a variable such as `$DRY`, which is empty unless the submission sets it
+        leading = [*(token.text for token in takewhile(lambda token: not token.count, launch.tokens)), *leading]
     assignments = [f"{name}={format_word(Word(value))}" for name, value in launch.assignments.items()
                    if name not in SET_BY_MPIDDP]
     begin = [*new.variables, *assignments, *leading, *format_launcher(script, launch, new)]
@@ -626,9 +647,8 @@ def choose_interface(script: BatchScript, new: Replacement) -> list[str]:
 
 def launcher_words(script: BatchScript, launch: Launch) -> list[Word]:
     """Return the launcher and its options as they are written, with known variables expanded."""
-    command = find_command(script, launch)
-    end = len(command.words) - len(launch.program_words) - len(launch.wrapper_words)
-    return list(command.words[:end])
+    words = find_command(script, launch).words[launch.leading:]
+    return list(words[:read_launcher_options(launch.launcher, words)[1]])
 
 
 def drop_variables(words: list[Word]) -> list[Word]:

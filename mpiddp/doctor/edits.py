@@ -216,6 +216,9 @@ def set_tasks(context: Context, step: Step, tasks: int) -> Fix:
         fix = set_own_tasks(context, step, tasks)
     elif context.script.scheduler is Scheduler.SLURM:
         fix = set_job_tasks(context, tasks)
+        others = [each for each in context.steps if each.launch.text != launch.text
+                  and {"ntasks", "ntasks-per-node"}.isdisjoint(each.launch.launcher_options)]
+        fix += advise("other launches of the script have these tasks, too") if others and launch.launcher else Fix()
     else:
         return advise(f"start {count(tasks, 'task')} per node")
     return fix + share_gpus(context, step, tasks) + share_cores(context, step, tasks)

@@ -533,6 +533,9 @@ def wait_at_end(context: Context, launch: Launch) -> Fix:
     """Return the change that waits at the end of the script, if nothing before that may need what was trained."""
     later = [command for command in context.script.commands if command.line > launch.line
              and command.words[0] not in QUICK and command.text not in {each.text for each in context.script.trainings}]
+    trainings = {each.text for each in context.script.trainings}
+    if any(command.is_background and command.text not in trainings for command in context.script.commands):
+        return advise("write wait with the number of its process: job=$! behind the &, then wait $job")
     return append_line(context, "wait") if not later else advise(f"write wait before line {later[0].line}")
 
 

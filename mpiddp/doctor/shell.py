@@ -567,7 +567,10 @@ class Shell:
         """Return the words that a node makes, as the shell splits them."""
         fields: list[str] = []
         current: str | None = None
-        for text, is_quoted in self._pieces(node):
+        pieces = [*self._pieces(node)]
+        if [text for text, _ in pieces if text] == [] and any(isinstance(text, list) for text, _ in pieces):
+            return []  # "$@" or "${array[@]}" without elements
+        for text, is_quoted in pieces:
             if isinstance(text, list):  # "${array[@]}": its elements are words
                 for number, element in enumerate(text):
                     if number:
