@@ -55,7 +55,7 @@ class Submitted:
 
     def output(self) -> str:
         """Return what the job has printed."""
-        return "".join(path.read_text() for path in self.folder.glob("*.out"))
+        return "".join(path.read_text(errors="replace") for path in self.folder.glob("*.out"))
 
     def wait_for(self, pattern: str, timeout_s: float = 100) -> None:
         """Wait until the job has printed this."""
