@@ -1369,6 +1369,7 @@ def test_bash_says_what_it_cannot_read(text: str, line: int, reason: str) -> Non
     assert [(error.line, error.message) for error in errors] == (
         [(errors[0].line, message("doctor/shell_syntax", reason=reason))] if line else [])
     assert all(error.line is not None and error.line >= line for error in errors)
+    assert not [*find_syntax_errors(script(text, HEAD.replace("/bin/bash", "/bin/zsh")))]
 
 
 @pytest.mark.process

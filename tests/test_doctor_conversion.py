@@ -509,10 +509,15 @@ def test_nothing_is_lost(before: str, after: str) -> None:
     (f"srun {OF_TWO} train.py\ntime srun python merge.py", "this has more tasks now: time srun python merge.py"),
     (f"srun {OF_TWO} train.py\ntorchrun --nproc_per_node=1 eval.py",
      "torchrun still starts something, which is not converted"),
+    (f"srun bash -c 'cd /app; {IN_TEXT}'", "this holds for the rest of the script, too: cd /app"),
+    (f"srun apptainer exec a.sif bash -c 'cd /app; {IN_TEXT}'",
+     "this ran in the container, before the training: cd /app"),
     (f"srun {OF_TWO} train.py\nssh node2 bash worker.sh", "ssh may also start a part of the training: leave that out"),
 ])
 def test_what_has_another_meaning_now_is_told(before: str, check: str) -> None:
-    assert f"\n# check: {check}\n" in convert_text(f"{NODES}{before}\n")
+    text = convert_text(f"{NODES}{before}\n")
+    assert f"\n# check: {check}\n" in text
+    assert ("rest of the script" in text) == ("\ncd /app\n" in text)
 
 
 SET_UP = ("export MASTER_ADDR=$(hostname)", "export MASTER_PORT=29500", "nodes=($(scontrol show hostnames))",

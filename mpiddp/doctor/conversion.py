@@ -445,8 +445,7 @@ def add_setup(launch: Launch, statement: Statement, new: Replacement) -> None:
         new.checks.append(f"this ran in the container, before the training: {kept.splitlines()[0]}")
     elif kept:
         new.setup += kept.split("\n")
-    if "cd" in statement.commands:
-        new.checks.append(f"this holds for the rest of the script, too: {kept}")
+        new.checks += [f"this holds for the rest of the script, too: {kept}"] * ("cd" in statement.commands)
 
 
 def find_command(script: BatchScript, launch: Launch) -> Command:

@@ -11,7 +11,7 @@ from .batch_script import BatchScript
 from .findings import Finding, Severity
 
 TIMEOUT_S = 10.0
-OTHER_SHELL = re.compile(r"#!.*\b(?!ba)(da|k|z|tc|c)sh\b")
+OTHER_SHELL = re.compile(r"#!.*\b(da|k|z|tc|c)sh\b")
 
 
 def find_syntax_errors(script: BatchScript) -> Iterator[Finding]:
