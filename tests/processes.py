@@ -27,7 +27,7 @@ def run(*command: str, timeout: float, env: Mapping[str, str] | None = None,
     """Run a command to its end and return its exit status and output; raise TimeoutExpired at the deadline.
 
     The process and all its descendants are ended then; the error carries what they had printed. If all jobs have torch
-    (`tests/run --all`), the deadline is three times as long.
+    (`TESTS_TORCH`), the deadline is three times as long.
     """
     with start(command, env, cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
