@@ -33,13 +33,14 @@ from mpiddp.sentinel import connections, process, watcher
 from mpiddp.sentinel.background import BackgroundTasks
 from mpiddp.sentinel.connections import CoordinatorChannel, send_hello, watch_rank_0
 from mpiddp.sentinel.coordinator_server import CODEC, CoordinatorServer
-from mpiddp.sentinel.events import FromCoordinator, NoCoordinator, PrintLine, WatcherEvent
+from mpiddp.sentinel.events import Due, FromCoordinator, FromRank, NoCoordinator, PrintLine, WatcherEvent
 from mpiddp.sentinel.protocol import (
     Admitted,
     CoordinatorToSentinel,
     Decision,
     Failed,
     Hello,
+    Leave,
     RegisterRank,
     SentinelLost,
     StartCoordinator,
@@ -269,10 +270,22 @@ def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
     assert none is None
     assert error == message("launch/cannot_connect", server="rank 0's sentinel", address=f"127.0.0.1:{port}",
                             error=os.strerror(errno.ECONNREFUSED))
-    rank = watcher.Watcher(WATCHED, 0.0)
-    rank.take_actions()
-    assert rank.handle(NoCoordinator(error), 1.0) == [
-        PrintLine(message("launch/no_coordinator", rank=0, host="n0", error=error))]
+    warning = PrintLine(message("launch/no_coordinator", rank=0, host="n0", error=error))
+
+    def rank_without_coordinator() -> watcher.Watcher:
+        rank = watcher.Watcher(WATCHED, 0.0)
+        rank.handle(FromRank(RegisterRank(member(0), "", 0, "")), 0.5)
+        assert warning not in rank.handle(NoCoordinator(error), 1.0), "rank 0 may have finished"
+        return rank
+
+    rank = rank_without_coordinator()
+    assert rank.handle(Due("no coordinator"), 11.0) == [warning]
+    assert warning not in rank.handle(FromRank(Failed(report(0))), 12.0)
+    failing = rank_without_coordinator()
+    assert warning in failing.handle(FromRank(Failed(report(0))), 2.0)
+    finished = rank_without_coordinator()
+    finished.handle(FromRank(Leave()), 2.0)
+    assert finished.handle(Due("no coordinator"), 11.0) == []
 
 
 @pytest.mark.parametrize("other", [member(1)._replace(pid=1), member(2), member(-1), member(0)],

@@ -25,6 +25,7 @@ from .state_machine import StateMachine
 DECISION_TIMEOUT_S = 2.5  # for the coordinator
 LEAVE_TIMEOUT_S = 60.0  # for a rank whose script has finished, if rank 0 may have left the job in order
 TERMINATION_DELAY_S = 1.0  # from the request to flush until SIGTERM
+NO_COORDINATOR_WARNING_S = 10.0  # until a rank without one is reported: rank 0 of a short job may have finished already
 
 
 class Starting(Record):
@@ -95,6 +96,7 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
         self._script_ended = False
         self._rank_reported = False  # the rank reported its failure itself
         self._no_coordinator = False  # there is none, or none any more
+        self._connect_error = ""  # why it could not be reached, until that is printed
         self._job_finished = False  # in order
 
     def handle(self, event: events.WatcherEvent, now_s: float) -> list[events.WatcherAction]:
@@ -114,8 +116,8 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
             case events.NoCoordinator(error):
                 self._no_coordinator = True
                 if error:
-                    self._do(events.PrintLine(
-                        f"mpiddp: the sentinel of {self.watched.name} has no coordinator: {error}"))
+                    self._connect_error = error
+                    self._do(events.SetTimer("no coordinator", NO_COORDINATOR_WARNING_S))
             case events.StepDaemonGone():
                 self._on_step_daemon_gone()
             case events.Observed(observation):
@@ -199,6 +201,9 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
                     self._enter(SelfHandled())
             case "decision":
                 self._decide_alone()
+            case "no coordinator":
+                if isinstance(self.phase, Working):
+                    self._print_connect_error()
             case "rank 0 lost":
                 self._end_without_coordinator()
             case "terminate":
@@ -239,11 +244,19 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
     def _decide_alone(self) -> None:
         """Decide on a report without the coordinator; pass on a decision that the rank waits for."""
         if (report := self._undecided) is not None:
+            self._print_connect_error()
             is_secondary = self.gone and self._no_coordinator and is_maybe_secondary(report)
             verdict = None if is_secondary else RootCause(report)
             self._take_decision(protocol.Decision(verdict, report.status, abort=True))
         elif isinstance(self.phase, Ending) and self._rank_reported and not self.phase.is_sent:
             self._take_decision(self.phase.decision)
+
+    def _print_connect_error(self) -> None:
+        """Print once why the sentinel has no coordinator; several ranks may then be reported as the first to fail."""
+        if self._connect_error:
+            self._do(events.PrintLine(
+                f"mpiddp: the sentinel of {self.watched.name} has no coordinator: {self._connect_error}"))
+            self._connect_error = ""
 
     def _take_decision(self, decision: protocol.Decision) -> None:
         """Pass a decision on to the rank; if that has ended, do what the rank would have to do."""
@@ -309,7 +322,8 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
     def _on_rank_gone(self, event: events.RankGone) -> None:
         """Report on a rank that has ended, unless it has done so, and end its descendants."""
         self.gone = True
-        self._do(*(events.CancelTimer(name) for name in ("start", "warn", "late", "terminate", "kill")))
+        timers = ("start", "warn", "late", "no coordinator", "terminate", "kill")
+        self._do(*(events.CancelTimer(name) for name in timers))
         stack = extract_crash_stack(self._stack_lines)
         self._do(events.SendCrashStack(truncate_middle(stack, MAX_STACK_CHARS)))
         match self.phase:
