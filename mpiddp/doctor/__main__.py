@@ -111,7 +111,8 @@ def print_conversion(script: BatchScript) -> int:
 
 def refuse_conversion(script: BatchScript, reason: str) -> int:
     """Say why a job script cannot be converted; return the exit status."""
-    write_line(f"mpiddp.doctor: {script.path} cannot be converted: {reason}; write its launch by hand, as in batch/")
+    write_line(f"mpiddp.doctor: {script.path} cannot be converted: {reason}; write its launch by hand, as in "
+               "mpiddp's batch/")
     return 1
 
 

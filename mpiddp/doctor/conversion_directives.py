@@ -5,50 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from .batch_script import BatchScript, Launch, Program, Scheduler
+from .batch_script import BatchScript, Scheduler
 from .directives import find_directives_end, read_number
 from .edits import option_pattern
-from .shell import Token, Word
 
 CHECK = "# check: "
-
-
-def count_ranks_per_node(script: BatchScript, launch: Launch) -> int | None:
-    """Return how many ranks the recipe starts on a node, None if that is unknown or the launcher's to decide."""
-    if launch.program is Program.PYTHON:
-        return None
-    options, gpus = read_torch_options(launch), script.request.gpus_per_node
-    if launch.program is Program.ACCELERATE:
-        total, nodes = read_number(options.get("num-processes", "")), read_number(options.get("num-machines", ""))
-        nodes = nodes or (script.request.nodes if "config-file" in options else 1)  # which may have the number
-        return total // nodes if total and nodes and total % nodes == 0 else gpus or None
-    processes = read_number(options.get("nproc-per-node", "1"))
-    if processes == 1 and launch.launcher == "srun":  # one torchrun for each rank
-        return read_number(launch.launcher_options.get("ntasks-per-node", "")) or script.request.tasks_per_node or 1
-    return processes or gpus or None
-
-
-def read_torch_options(launch: Launch) -> dict[str, str]:
-    """Return the options of torchrun or `accelerate launch`, by their long names with dashes."""
-    options: dict[str, str] = {}
-    name = ""
-    for word in launch.options:
-        if word.startswith("-") and len(word) > 1:
-            name, _, value = word.lstrip("-").partition("=")
-            name = {"t": "tee", "r": "redirects"}.get(name, name.replace("_", "-"))
-            options[name] = as_value(word, value, "" if launch.followed else "=")
-        elif name:
-            options[name] = as_value(word, word, "" if launch.followed else " ")
-    return options
-
-
-def as_value(word: str, value: str, separator: str) -> str:
-    """Return the value of an option with what is written behind a separator, if there are variables in that."""
-    token = getattr(word, "token", None)
-    if token is None or not separator or "$" not in token.text or token.count != 1:
-        return str(value)
-    written = token.text.partition("=")[2] if separator == "=" else token.text
-    return Word(value, getattr(word, "unknown", ()), Token(written, 1))
 
 
 def count_cores(script: BatchScript) -> int | None:

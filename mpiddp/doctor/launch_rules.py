@@ -456,7 +456,7 @@ def judge_options(context: Context, launch: Launch, errors: Sequence[str]) -> Pr
         is_complete = name in SLURM_FLAGS or has_value
         can_set = is_complete and context.script.scheduler is Scheduler.SLURM
         fix += set_option(context, name, value) if can_set else advise(f"give {names[0]} in a directive")
-        reason += "; batch/requeue.sh has what else a requeue needs" * (names[0] == "--requeue")
+        reason += "; mpiddp's batch/requeue.sh has what else a requeue needs" * (names[0] == "--requeue")
     return Problem(Severity.ERROR, launch.line, text, reason, fix)
 
 
