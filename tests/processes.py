@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 GRACE_S = 5
+PATIENCE = 3  # times as long as on an idle machine: a test does not fail because the machine is busy
 TERMINAL_S = 60  # for a command on a terminal
 LEAVING_S = 10  # after a job's end, for its last processes; on an idle machine two are enough
 MARK = "TESTS_JOB"  # a variable that all processes of a job inherit
@@ -26,12 +27,12 @@ def run(*command: str, timeout: float, env: Mapping[str, str] | None = None,
         cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and return its exit status and output; raise TimeoutExpired at the deadline.
 
-    The process and all its descendants are ended then; the error carries what they had printed. If all jobs have torch
-    (`TESTS_TORCH`), the deadline is three times as long.
+    The process and all its descendants are ended then; the error carries what they had printed. `timeout` is for an
+    idle machine: the deadline is three times as long.
     """
     with start(command, env, cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
-            out, err = process.communicate(timeout=3 * timeout if "TESTS_TORCH" in os.environ else timeout)
+            out, err = process.communicate(timeout=PATIENCE * timeout)
         except BaseException as error:
             end_tree(process.pid)
             out, err = process.communicate()

@@ -57,7 +57,7 @@ class Submitted:
         """Return what the job has printed."""
         return "".join(path.read_text(errors="replace") for path in self.folder.glob("*.out"))
 
-    def wait_for(self, pattern: str, timeout_s: float = 100) -> None:
+    def wait_for(self, pattern: str, timeout_s: float = 300) -> None:
         """Wait until the job has printed this."""
         deadline = time.monotonic() + timeout_s
         while not re.search(pattern, self.output(), re.DOTALL):

@@ -258,7 +258,7 @@ def test_a_thread_that_waits_in_input_does_not_hold_the_end(name: str, script: S
         with processes.start([str(mpi.python), "-m", "mpiddp", "--quiet", str(path)], single_node_environ(mpi), ROOT,
                              stdin=its, stdout=its, stderr=its) as job:
             try:
-                assert job.wait(timeout=40) == 0
+                assert job.wait(DEADLINE_S) == 0
             finally:
                 processes.end_tree(job.pid)
     finally:

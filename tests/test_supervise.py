@@ -546,14 +546,14 @@ def test_a_signal_at_any_moment(quick: Mpi, tmp_path: Path, delay: float) -> Non
     environ = processes.marked(single_node_environ(quick))
     process = processes.start(command, environ, ROOT, stderr=subprocess.PIPE)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + DEADLINE_S
         while not (tmp_path / "begun").exists() or not (tmp_path / "begun").read_text():
             assert time.monotonic() < deadline
             time.sleep(0.05)
         time.sleep(delay)
         sent = time.time()
         process.send_signal(signal.SIGTERM)
-        said = process.communicate(timeout=20)[1]
+        said = process.communicate(timeout=DEADLINE_S)[1]
         assert not processes.leftovers(environ)
     finally:
         processes.end_tree(process.pid)

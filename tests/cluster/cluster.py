@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 import psutil
 
-from tests.processes import default_signals, end_processes, run
+from tests.processes import PATIENCE, default_signals, end_processes, run
 
 RUN = Path("/var/tmp/mpiddp-cluster")  # not under /tmp, which every node hides behind its own
 BRIDGE = "mpiddp0"
@@ -130,7 +130,7 @@ class Cluster:
 
     def wait_for_job(self, number: str, timeout: float) -> dict[str, str]:
         """Return what Slurm knows of a batch job that has ended; `sbatch --wait` looks after 2, 6, 14, 30 and 62 s."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + PATIENCE * timeout
         while (facts := self.job(number))["JobState"] in QUEUED:
             if time.monotonic() > deadline:
                 self.run("scancel", number, timeout=30)

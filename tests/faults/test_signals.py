@@ -25,7 +25,7 @@ from tests.support import MPIS, ROOT, Mpi, first_of, mpiexec_command, need, sing
 FAULTS = Path(__file__).parent
 INTERRUPTED = re.compile(r"rank \d on \S+: (?:KeyboardInterrupt \(SIGINT\)$|.* SIG(?:TERM|KILL)\b)")
 STATUS_OF_INTERRUPTED = {"Open MPI 4.1 mpirun": 1, "Open MPI 5 mpirun": 1, "MPICH mpiexec": 130}
-START_S, END_S = 90, 40
+START_S, END_S = 200, 120
 
 
 class Job:

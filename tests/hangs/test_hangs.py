@@ -25,7 +25,7 @@ from tests.support import VENVS, Mpi, check, first_of, mpiexec, need
 ZOO = Path(__file__).with_name("zoo.py")
 OMPI4, OMPI5, _, PMIX, PMI2 = WHOLE
 HYDRA = replace(LAUNCHERS[2], count=3)  # two are a majority
-SETTLING_S = 20
+SETTLING_S = 60
 STALL_S, WITHIN_S, SLOW_S = 4, 60, 10
 ABSENT = "where/not_in_collective", {"collective": "all_reduce"}
 ZOO_OF = [  # what rank 1 does, a part of its line (empty if no rank is an outlier), and a finding about it
