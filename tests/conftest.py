@@ -24,7 +24,7 @@ MARKERS = (
     "unit: plain functions, in this process (set by itself where nothing else is)",
     "process: starts processes or forks, without MPI",
     "mpi: starts ranks (set by itself where a parameter or fixture is an MPI)",
-    "light: torch makes no difference: in tests/run, jobs have the stand-in for it of tests/standins/light",
+    "light: torch makes no difference: jobs have the stand-in for it of tests/standins/light",
     "long: takes longest in its layer, so that it is started first",
     "torch: jobs have torch itself, although the rest of the file is `light`",
 )

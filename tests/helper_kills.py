@@ -73,7 +73,7 @@ def run(mpi: Mpi, random: Random, number: int, expected: set[str]) -> Outcome:
             job = processes.start(command, env, ROOT, stdout=out, stderr=err)
             try:
                 kills, go_s = disturb(job, folder, env[processes.MARK], plan, random)
-                status = job.wait(DEADLINE_S)
+                status = job.wait(processes.PATIENCE * DEADLINE_S)
             except subprocess.TimeoutExpired:
                 kills, go_s, status = [], 0.0, None
             finally:
@@ -119,7 +119,7 @@ def disturb(
 def wait_for(job: subprocess.Popen[str], has_come: object) -> None:
     """Return when a moment has come, or the job has ended; raise TimeoutExpired if neither does in time."""
     assert callable(has_come)
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + processes.PATIENCE * DEADLINE_S
     while not has_come() and job.poll() is None:
         if time.monotonic() > deadline:
             raise subprocess.TimeoutExpired(job.args, DEADLINE_S)

@@ -63,7 +63,7 @@ def main() -> None:
     for name, quick, cases, instead in rows(items):
         print(f"| `{name}` | {quick} | {cases} | {instead} |")
     light = Counter(item.nodeid.partition("::")[0] for item in items if is_light(item))
-    print("\n| file | tests whose jobs have a stand-in for torch in `tests/run` |\n| --- | --- |")
+    print("\n| file | tests whose jobs have a stand-in for torch |\n| --- | --- |")
     for file, number in light.items():
         print(f"| `{file}` | {number} |")
 

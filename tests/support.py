@@ -113,7 +113,7 @@ def on_path(*folders: Path) -> dict[str, str]:
 def is_light(item: pytest.Item) -> bool:
     """Tell whether a test's jobs have the stand-in for torch."""
     return (item.get_closest_marker("light") is not None and "TESTS_TORCH" not in os.environ
-            and not any(map(item.get_closest_marker, ("thorough", "torch", "unit"))))
+            and not any(map(item.get_closest_marker, ("torch", "unit"))))
 
 
 def mpiexec(mpi: Mpi, ranks: int, *arguments: object, timeout: float = DEADLINE_S,

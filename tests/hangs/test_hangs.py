@@ -23,7 +23,7 @@ from tests.messages import find, message
 from tests.support import VENVS, Mpi, check, first_of, mpiexec, need
 
 ZOO = Path(__file__).with_name("zoo.py")
-OMPI4, OMPI5, _, PMIX, PMI2 = WHOLE
+OTHERS = [WHOLE[at] for at in (0, 1, 3, 4)]
 HYDRA = replace(LAUNCHERS[2], count=3)  # two are a majority
 SETTLING_S = 60
 STALL_S, WITHIN_S, SLOW_S = 4, 60, 10
@@ -96,9 +96,12 @@ def zoo_job(
     assert list((folder / "mpiddp").iterdir()) == []
 
 
+CELLS = [(*row, HYDRA) for row in ZOO_OF] + [(*row, OTHERS[at % len(OTHERS)]) for at, row in enumerate(ZOO_OF)]
+
+
 @pytest.mark.mpi
-@pytest.mark.parametrize("launcher", first_of([HYDRA, OMPI4, OMPI5, PMIX, PMI2]), ids=lambda one: one.name)
-@pytest.mark.parametrize(("kind", "place", "finding"), first_of(ZOO_OF, 4), ids=[kind for kind, _, _ in ZOO_OF])
+@pytest.mark.parametrize(("kind", "place", "finding", "launcher"), first_of(CELLS, 4),
+                         ids=[f"{kind}-{launcher.name}" for kind, _, _, launcher in CELLS])
 def test_a_job_that_hangs(
     kind: str, place: str, finding: Finding, launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.support import Mpi, alone, check
@@ -11,17 +13,19 @@ from .catalogue import SCRIPTS, Script
 from .reasons import explain
 from .ways import ONE_RANK, PLAIN, TWO_RANKS, differences, run
 
-# For tests/run: each of another kind. A forked child's end may hang in torch's group, so that one has torch.
-QUICK = ("open-global", "open-error-local", "zip", "tee", "fork-open-file")
-LIGHT = QUICK[:-1]
+QUICK = ("open-global", "open-error-local", "zip", "tee", "fork-open-file")  # for tests/run: each of another kind
+# A forked child's end may hang in torch's group.
+NEEDS_TORCH = re.compile("torch|loader|fork|multiprocessing|Process")
+
+
+def marks_of(script: Script) -> list[pytest.MarkDecorator]:
+    """Return the markers of a script's test."""
+    needs_torch = NEEDS_TORCH.search("".join([script.text, *script.modules.values()]))
+    return [pytest.mark.light] * (not needs_torch) + [pytest.mark.thorough] * (script.name not in QUICK)
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("script", [
-    pytest.param(script, id=script.name, marks=pytest.mark.light if script.name in LIGHT
-                 else () if script.name in QUICK else pytest.mark.thorough)
-    for script in SCRIPTS
-])
+@pytest.mark.parametrize("script", [pytest.param(script, id=script.name, marks=marks_of(script)) for script in SCRIPTS])
 def test_a_script_does_the_same(script: Script) -> None:
     plain = run(script, PLAIN)
     for way in (ONE_RANK, TWO_RANKS):
