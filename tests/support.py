@@ -90,7 +90,8 @@ def first_of(values: Sequence[Any], number: int = 1) -> list[Any]:
     """Return values for a test of which so many run in tests/run, and the others with --all alone."""
     params = [one if hasattr(one, "marks") else pytest.param(*(one if isinstance(one, tuple) else (one,)))
               for one in values]
-    return [one if at < number else one._replace(marks=(pytest.mark.thorough,)) for at, one in enumerate(params)]
+    return [one if at < number else one._replace(marks=(*one.marks, pytest.mark.thorough))
+            for at, one in enumerate(params)]
 
 
 # Where no difference is looked for: MPICH, and others too in a thorough run.

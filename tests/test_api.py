@@ -117,6 +117,7 @@ def test_under_the_launcher_too(quick: Mpi, how: str) -> None:
     assert len(done.stdout.splitlines()) == 3
 
 
+@pytest.mark.torch
 @pytest.mark.mpi
 @pytest.mark.thorough("test_each_communicator_has_its_group")
 @pytest.mark.parametrize("name", ["mpich", "openmpi4"])
@@ -190,7 +191,8 @@ def test_ranks_outside_of_the_communicator_end_as_well(name: str) -> None:
     assert report["cause"] == "ValueError: seven"
 
 
-ORDERLY = first_of(["order", "forgotten", "descriptors", "handled", "finalize", "thread", "generator"])
+ORDERLY = first_of(["order", "forgotten", pytest.param("descriptors", marks=pytest.mark.torch), "handled", "finalize",
+                    "thread", "generator"])
 
 
 @pytest.mark.parametrize("how", ORDERLY)
@@ -272,6 +274,7 @@ def test_the_variables_of_options_apply(quick: Mpi, tmp_path: Path) -> None:
         "launch/invalid_seconds", value="'soon'") in done.stderr
 
 
+@pytest.mark.torch
 @pytest.mark.thorough("test_a_job_that_has_left_leaves_no_hook_behind")
 def test_nothing_of_ours_is_left_in_a_program_that_goes_on(quick: Mpi) -> None:
     assert check(own_main(quick, 2, PROGRAM, "as before")).stdout == "as before\n" * 2

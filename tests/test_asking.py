@@ -535,6 +535,7 @@ def check_interrupted(lines: list[str]) -> None:
     assert lines[begin + 3] == ABSENT
 
 
+@pytest.mark.torch
 @pytest.mark.thorough("test_a_sigquit_asks_and_ends_nothing, whose job SIGINT ends")
 def test_a_sigint_to_a_job_whose_ranks_are_all_in_a_collective(quick: Mpi, state: dict[str, str]) -> None:
     """No rank can obey it, and the launcher waits for a second one."""
@@ -558,6 +559,7 @@ def table_after(job: Job, head: str) -> list[str]:
     raise AssertionError(f"the job has ended without {head}")
 
 
+@pytest.mark.torch
 @pytest.mark.thorough("test_a_sigquit_asks_and_ends_nothing, whose job SIGINT ends")
 def test_a_timeout_names_the_rank_that_was_waited_for(quick: Mpi, state: dict[str, str]) -> None:
     done = mpiexec(quick, 3, "--group-timeout=4", ZOO, "python", env=state)

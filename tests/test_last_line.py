@@ -51,7 +51,7 @@ def after_the_report(done: Done) -> str:
 @pytest.mark.mpi
 @pytest.mark.parametrize(("name", "way"), first_of([
     ("openmpi4", "raises"), pytest.param("mpich", "crashes", marks=pytest.mark.torch),
-    *((name, way) for name in MPIS for way in FAILURES
+    *(pytest.param(name, way, marks=[pytest.mark.torch] * (way == "crashes")) for name in MPIS for way in FAILURES
       if (name, way) not in (("openmpi4", "raises"), ("mpich", "crashes")))], 2))
 def test_nothing_follows_the_report(name: str, way: str) -> None:
     line, status = FAILURES[way]

@@ -161,7 +161,7 @@ def test_a_rank_that_is_not_shown_still_says_why_it_failed(quick: Mpi, tmp_path:
     assert "mpiddp: failed: rank 1 on " in done.stderr
 
 
-@pytest.mark.parametrize("how", first_of(["option", "variable", "record"]))
+@pytest.mark.parametrize("how", first_of(["option", "variable", pytest.param("record", marks=pytest.mark.torch)]))
 def test_the_error_file_is_torchelastics(quick: Mpi, how: str, tmp_path: Path) -> None:
     script, path = tmp_path / "fails.py", tmp_path / "error.json"
     record = "from torch.distributed.elastic.multiprocessing.errors import record\n@record\n" if how == "record" else ""

@@ -126,7 +126,7 @@ def test_killed_at_any_moment(machine: Machine) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize(("options", "problem"), [
     ("size=9g,noexec", "launch/folder_mounted_noexec"),
-    pytest.param("size=8m", "launch/folder_too_small", marks=pytest.mark.thorough),
+    pytest.param("size=8m", "launch/folder_too_small", marks=[pytest.mark.torch, pytest.mark.thorough]),
     pytest.param("ro", "", marks=pytest.mark.thorough)])
 def test_a_folder_that_will_not_do(machine: Machine, options: str, problem: str) -> None:
     hello = "import torch; print('rank', torch.__file__)"

@@ -111,8 +111,8 @@ def await_start(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("number", "library"), first_of([
-    (signal.SIGUSR1, "/libmpi.so"), (signal.SIGTERM, "/libtorch_cpu.so"),
-    (signal.SIGTERM, "/libmpi.so"), (signal.SIGUSR1, "/libtorch_cpu.so")]))
+    (signal.SIGUSR1, "/libmpi.so"), pytest.param(signal.SIGTERM, "/libtorch_cpu.so", marks=pytest.mark.torch),
+    (signal.SIGTERM, "/libmpi.so"), pytest.param(signal.SIGUSR1, "/libtorch_cpu.so", marks=pytest.mark.torch)]))
 def test_a_signal_in_the_start_counts(number: signal.Signals, library: str, quick: Mpi) -> None:
     """It comes when rank 0 waits in MPI_Init for a rank that is late, and while torch is imported."""
     need(quick.missing())

@@ -404,6 +404,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]
     return weights(folder / "c.pt")
 
 
+@pytest.mark.torch
 @pytest.mark.thorough("a node that is lost, a bug, signals at some moments")
 @pytest.mark.parametrize("kind", ["SIGKILL", "once", "SIGSEGV"])
 def test_a_job_goes_on_to_the_same_weights(
@@ -419,6 +420,7 @@ def test_a_job_goes_on_to_the_same_weights(
     assert not list(tmp_path.glob(".mpiddp-supervise-*"))
 
 
+@pytest.mark.torch
 @pytest.mark.thorough("a node that is lost, a bug, signals at some moments")
 def test_a_rank_that_stands_still_at_its_end(quick: Mpi, tmp_path: Path, healthy: dict[str, torch.Tensor]) -> None:
     done = check(supervise(quick, tmp_path, [], *job("end", 1, tmp_path, "--exit-timeout", 3)))
@@ -437,6 +439,7 @@ def test_a_bug_stops_it(quick: Mpi, tmp_path: Path) -> None:
     assert failure["reason"].startswith("rank 1 on ")
 
 
+@pytest.mark.torch
 @pytest.mark.thorough("a node that is lost, a bug, signals at some moments")
 def test_a_full_disk_stops_it(quick: Mpi, tmp_path: Path) -> None:
     """On its own file system, too small for a checkpoint."""

@@ -14,8 +14,8 @@ from .reasons import explain
 from .ways import ONE_RANK, PLAIN, TWO_RANKS, differences, run
 
 QUICK = ("open-global", "open-error-local", "zip", "tee", "fork-open-file")  # for tests/run: each of another kind
-# A forked child's end may hang in torch's group.
-NEEDS_TORCH = re.compile("torch|loader|fork|multiprocessing|Process")
+# A forked child's end may hang in torch's group, and a thread of the start may live on for a moment.
+NEEDS_TORCH = re.compile("torch|loader|fork|multiprocessing|Process|active_count")
 
 
 def marks_of(script: Script) -> list[pytest.MarkDecorator]:
