@@ -125,6 +125,7 @@ def test_simulation_and_training_share_an_mpirun(name: str) -> None:
     check_coupled(own_main(MPIS[name], 4, EXAMPLES / "coupled.py"))
 
 
+@pytest.mark.torch
 @pytest.mark.thorough("test_each_communicator_has_its_group")
 def test_simulation_and_training_share_an_srun(cluster: Cluster) -> None:
     mpi = MPIS["openmpi4"]

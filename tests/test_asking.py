@@ -433,6 +433,7 @@ def test_the_users_folders(variable: str, monkeypatch: pytest.MonkeyPatch) -> No
         Path(user_folder({}, variable, ".local", "state")).mkdir(parents=True)
 
 
+@pytest.mark.torch
 @pytest.mark.thorough("test_asking_changes_nothing on one node")
 def test_asking_changes_nothing_on_three_nodes(cluster: Cluster) -> None:
     env = {"XDG_STATE_HOME": f"{RUN}/state"}

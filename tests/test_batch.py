@@ -206,6 +206,7 @@ def loading(script: Path, modules: str) -> Path:
     return script
 
 
+@pytest.mark.torch
 @pytest.mark.thorough("test_peers.py runs a script with Accelerate")
 def test_an_accelerate_script_with_its_configuration(cluster: Cluster, folder: Path) -> None:
     """The model is compiled as configured; the configured nodes, processes and ports are ignored."""
@@ -307,6 +308,7 @@ def weights(file: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.torch
 @pytest.mark.thorough("other tests queue a job again and compare weights")
 @pytest.mark.parametrize(("why", "epochs"), [("drain", 30), ("scancel", 30), ("walltime", 200)])
 def test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights(
