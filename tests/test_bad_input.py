@@ -82,6 +82,7 @@ def test_nccl_without_a_gpu(quick: Mpi) -> None:
     assert find("launch/backend_unavailable", done.stderr, backend="nccl", devices="no GPU")
 
 
+@pytest.mark.thorough("test_nccl_without_a_gpu")
 @pytest.mark.torch
 def test_a_device_that_is_not_there(quick: Mpi) -> None:
     done = alone(quick, "-m", "mpiddp", "--device", "cuda", HELLO, env={"CUDA_VISIBLE_DEVICES": ""})

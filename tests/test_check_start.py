@@ -129,6 +129,7 @@ def test_without_it_nothing_of_it_is_imported(quick: Mpi) -> None:
     assert check(mpiexec(quick, 1, "-c", IS_LOADED)).stdout == "False\n"
 
 
+@pytest.mark.thorough("test_a_quota_is_seen")
 @pytest.mark.alone
 def test_a_rank_with_a_fifth_of_a_core_is_refused_once(quick: Mpi, tmp_path: Path) -> None:
     need(["root"] if os.geteuid() else [])
@@ -154,6 +155,7 @@ def test_a_rank_with_a_fifth_of_a_core_is_warned_of(quick: Mpi, tmp_path: Path) 
     assert "rank 0 (cpu)" not in done.stderr
 
 
+@pytest.mark.thorough("test_ranks_have_to_have_the_same is refused, too")
 def test_a_full_folder_is_refused(quick: Mpi, tmp_path: Path) -> None:
     need(["root"] if os.geteuid() else [])
     full = tmp_path / "full"

@@ -392,6 +392,7 @@ def test_an_openmp_that_binds_the_importing_thread_takes_nothing_away(quick: Mpi
     assert (one["cpus"], one["child"]) == (HERE, HERE)
 
 
+@pytest.mark.thorough("test_an_openmp_that_binds_the_importing_thread_takes_nothing_away")
 def test_the_users_number_of_threads_wins(quick: Mpi) -> None:
     assert [one["threads"] for one in found_by(quick, 1, env={"OMP_NUM_THREADS": "1"})] == [1]
     assert [one["threads"] for one in found_by(quick, 1, "--threads", "2", env={"OMP_NUM_THREADS": "1"})] == [2]

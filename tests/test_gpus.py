@@ -29,7 +29,7 @@ from mpiddp.planning.job import Placement
 from mpiddp.planning.problems import Advice
 from tests.cluster import Cluster
 from tests.messages import find, message
-from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, Mpi, check, mpiexec
+from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, Mpi, check, first_of, mpiexec
 
 SCRIPT = Script("train.py")
 ENDPOINT = Endpoint("127.0.0.1", 4000, "token", "run")
@@ -246,7 +246,7 @@ def test_what_slurm_says_of_each_tasks_resources(value: str, given: int) -> None
 ON_NODE, SHOWN = "SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES"
 
 
-@pytest.mark.parametrize(("options", "told", "node", "each"), [
+@pytest.mark.parametrize(("options", "told", "node", "each"), first_of([
     ("--gres=gpu:h100:2 -N1 -n2", {ON_NODE: "2", SHOWN: "0,1"}, 2, 0),
     ("--gpus=4 -N2 -n4", {"SLURM_GPUS": "4", ON_NODE: "3", SHOWN: "0,1,2"}, 3, 0),  # and 1 on the other node
     ("--gpus-per-task=1 -N1 -n4", {"SLURM_GPUS_PER_TASK": "1", ON_NODE: "4", SHOWN: "0"}, 0, 1),
@@ -255,7 +255,7 @@ ON_NODE, SHOWN = "SLURM_GPUS_ON_NODE", "CUDA_VISIBLE_DEVICES"
      {"SLURM_GPUS_PER_SOCKET": "2", ON_NODE: "2", SHOWN: "0,1"}, 2, 0),
     ("--exclusive -N1 -n4", {}, 0, 0),  # nobody asked for GPUs
     ("--exclusive --gres=gpu:4 -N1 -n4", {ON_NODE: "4", SHOWN: "0,1,2,3"}, 4, 0),
-])
+], 3))
 def test_what_slurm_tells_of_gpus(
     cluster: Cluster, options: str, told: dict[str, str], node: int, each: int
 ) -> None:
@@ -519,6 +519,7 @@ def test_local_ranks_are_in_the_order_of_ranks() -> None:
     assert job.group_by_node(places) == [[0, 2], [1, 3]]
 
 
+@pytest.mark.thorough("the unit tests of the choice of a device")
 def test_an_accelerator_that_torch_learns_of_from_a_package(quick: Mpi) -> None:
     """Nothing of ours knows its name: torch.accelerator tells its type and number, torch.distributed its backend."""
     env = {"PYTHONPATH": str(ROOT / "tests" / "standins" / "accelerator")}
@@ -531,15 +532,15 @@ def test_an_accelerator_that_torch_learns_of_from_a_package(quick: Mpi) -> None:
     assert find("launch/too_few_gpus", done.stderr, gpus="2 GPUs")
 
 
-@pytest.mark.parametrize(("options", "cgroup", "devices", "uuids"), [
-    ("--gres=gpu:2", False, "cuda:0-1", ["0", "1"]),  # both tasks are shown both
-    ("--gpus-per-node=4", False, "cuda:0-1", ["0", "1"]),
+@pytest.mark.parametrize(("options", "cgroup", "devices", "uuids"), first_of([
     ("--gpus-per-task=1", False, "cuda:0-1", ["0", "1"]),  # each is shown one, and both are brought into sight
     ("--gpus-per-task=1", True, "cuda:0", ["0", "1"]),
+    ("--gres=gpu:2", False, "cuda:0-1", ["0", "1"]),  # both tasks are shown both
+    ("--gpus-per-node=4", False, "cuda:0-1", ["0", "1"]),
     ("--gres=gpu:4 --gpu-bind=map_gpu:3,1", False, "cuda:0-1", ["3", "1"]),
     ("--gres=gpu:4 --gpu-bind=map_gpu:3,1", True, "cuda:0", ["3", "1"]),
     ("--gres=gpu:4 --gpu-bind=mask_gpu:0x6,0x2", False, "cuda:0-1", ["2", "1"]),  # the second has no choice
-])
+], 3))
 def test_what_slurm_shows_each_task(
     cluster: Cluster, options: str, cgroup: bool, devices: str, uuids: list[str]
 ) -> None:

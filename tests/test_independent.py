@@ -74,6 +74,7 @@ def test_ranks_that_train_alone_are_told_while_they_do(
 SHORT = PLAIN.replace("while True", "import sys\nsys.modules['lightning'] = sys\nfor _ in range(3)")
 
 
+@pytest.mark.thorough("test_ranks_that_train_alone_are_told_while_they_do")
 @pytest.mark.parametrize("code", [
     SHORT, pytest.param(LIGHTNING.replace("max_epochs=-1", "max_epochs=1"), marks=pytest.mark.thorough)],
     ids=["short", "lightning"])

@@ -13,7 +13,6 @@ from mpiddp.failure.postmortem import extract_crash_stack, find_crash_line
 from tests import processes
 from tests.support import (
     DEADLINE_S,
-    EACH_MPI,
     MPICH_FIRST,
     ROOT,
     Mpi,
@@ -156,7 +155,7 @@ def test_stdout_is_buffered_by_lines_unless_somebody_says_otherwise(quick: Mpi, 
     assert sorted(done.stdout.splitlines()) == ["0 False", "1 False"]
 
 
-@pytest.mark.parametrize("mpi", EACH_MPI)
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_c_writes_whole_lines(mpi: Mpi, tmp_path: Path) -> None:
     """MPICH makes C's stdout unbuffered. A socket of datagrams shows what each write writes."""
     (script := tmp_path / "writes.py").write_text(EACH_WRITE)
@@ -178,7 +177,7 @@ def test_what_is_printed_as_the_group_begins_is_in_the_logs(quick: Mpi, tmp_path
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("mpi", EACH_MPI)
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_the_stack_of_a_crash_is_in_its_ranks_log(mpi: Mpi, tmp_path: Path) -> None:
     (script := tmp_path / "crashes.py").write_text(CRASHES)
     done = mpiexec(mpi, 2, "--log-dir", tmp_path / "logs", "--log-compress=gzip", script)

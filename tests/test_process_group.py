@@ -52,6 +52,7 @@ def test_a_meeting_point_of_the_scripts_own(quick: Mpi, how: str, tmp_path: Path
     assert check(mpiexec(quick, 2, PROGRAMS / "groups.py", how, point)).stdout == f"{how} 2 of 2\n" * 2
 
 
+@pytest.mark.thorough("test_each_communicator_has_its_group")
 def test_two_worlds_with_a_port_each(quick: Mpi) -> None:
     done = check(mpiexec(quick, 4, PROGRAMS / "groups.py", "halves", free_port(), free_port()))
     assert done.stdout == "halves 2 of 2\n" * 4
@@ -62,6 +63,7 @@ def test_a_world_without_the_last_rank(quick: Mpi) -> None:
     assert check(mpiexec(quick, 3, PROGRAMS / "groups.py", "first")).stdout == "first 2 of 2\n" * 2
 
 
+@pytest.mark.thorough("test_a_group_of_the_scripts_own_names_the_rank_once")
 def test_a_rank_that_is_late_for_the_scripts_group(quick: Mpi, tmp_path: Path) -> None:
     """The other waits for it in gloo as long as the script says, not as long as the job's store would."""
     script = tmp_path / "late.py"
@@ -81,6 +83,7 @@ def test_no_init_leaves_it_to_the_script(quick: Mpi) -> None:
     assert check(mpiexec(quick, 2, "--no-init", PROGRAMS / "groups.py", "bare")).stdout == "bare 2 of 2\n" * 2
 
 
+@pytest.mark.thorough("test_a_group_made_again_hears_signals_too")
 @pytest.mark.parametrize("options", first_of([[], ["--no-init"]]), ids=["init", "no-init"])
 def test_twenty_groups_one_after_another(quick: Mpi, options: list[str]) -> None:
     done = check(mpiexec(quick, 2, *options, PROGRAMS / "recreate.py", 20))

@@ -17,6 +17,7 @@ from tests.support import (
     Mpi,
     alone,
     check,
+    first_of,
     mpiexec,
     mpiexec_command,
     single_node_environ,
@@ -50,7 +51,7 @@ def test_variables_win_over_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("name", "spared"), [("openmpi4", "psm2"), ("openmpi5", "ofi")])
+@pytest.mark.parametrize(("name", "spared"), first_of([("openmpi4", "psm2"), ("openmpi5", "ofi")]))
 def test_open_mpi_looks_for_no_network_that_is_not_there(name: str, spared: str) -> None:
     """A script sees nothing of that: no variable, no thread, and a collector and an inspect module as ever."""
     mpi, program = MPIS[name], PROGRAMS / "traces.py"

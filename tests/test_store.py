@@ -71,6 +71,7 @@ def test_on_one_node_gloo_listens_on_loopback_only(name: str) -> None:
     assert len(ranks[1]["listening"]) > len(bare[1]["listening"])
 
 
+@pytest.mark.thorough("test_on_one_node_gloo_listens_on_loopback_only")
 def test_ranks_meet_with_a_torch_that_was_built_without_libuv(quick: Mpi) -> None:
     """As Debian 13's torch was."""
     assert check(alone(quick, "-c", WITHOUT_LIBUV)).stdout == "met, USE_LIBUV=0\n"

@@ -76,6 +76,7 @@ def test_it_is_said_where_the_launcher_reads(quick: Mpi, tmp_path: Path) -> None
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == done.stderr.count("mpiddp: failed:") == 1
 
 
+@pytest.mark.thorough("test_a_rank_that_is_killed_is_reported")
 @pytest.mark.torch
 @pytest.mark.parametrize("who", ["1", pytest.param("0", marks=THOROUGH)])
 def test_a_rank_that_is_killed_with_its_sentinel(who: str, quick: Mpi) -> None:

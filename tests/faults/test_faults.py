@@ -14,13 +14,13 @@ LIGHT = [  # ends by Python, and by a signal under Open MPI: others of the kind 
     (HYDRA, "exit", "import", -1), (HYDRA, "message", "end", -1), (HYDRA, "thread", "before", 0),
     (HYDRA, "interrupt", "loop", -1), (HYDRA, "atexit", "end", 0), (OMPI5, "SIGSEGV", "loop", -1),
     (OMPI5, "SIGTERM", "loop", -1), (OMPI5, "SIGFPE", "end", -1),
-    (OMPI4, "SIGHUP", "loop", 0), (HYDRA, "raise", "import", 0),
+    (OMPI4, "SIGHUP", "loop", 0), (HYDRA, "raise", "import", 0), (OMPI5, "_exit", "loop", 0),
+    (OMPI4, "native-exit", "loop", 0), (OMPI5, "SIGUSR1", "before", -1),
 ]
 CELLS = [
     *((launcher, "raise", "loop", -1) for launcher in LAUNCHERS),
     *((launcher, "SIGKILL", "loop", -1) for launcher in (OMPI4, PMI2)),
-    (HYDRA, "_exit", "loop", 0), (HYDRA, "SIGSTOP", "end", 0), (HYDRA, "loader", "loop", 0),
-    (HYDRA, "native-exit", "loop", 0), (HYDRA, "SIGUSR1", "before", -1), *LIGHT,
+    (HYDRA, "SIGSTOP", "end", 0), (HYDRA, "loader", "loop", 0), *LIGHT,
 ]
 RANKS = 0, -1
 PAIRS = [  # each value of a dimension meets each of another: 95 of 760 cells, which `python -m tests.faults` runs

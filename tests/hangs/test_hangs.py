@@ -100,7 +100,7 @@ CELLS = [(*row, HYDRA) for row in ZOO_OF] + [(*row, OTHERS[at % len(OTHERS)]) fo
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("kind", "place", "finding", "launcher"), first_of(CELLS, 4),
+@pytest.mark.parametrize(("kind", "place", "finding", "launcher"), first_of(CELLS, 2),
                          ids=[f"{kind}-{launcher.name}" for kind, _, _, launcher in CELLS])
 def test_a_job_that_hangs(
     kind: str, place: str, finding: Finding, launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
