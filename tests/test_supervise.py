@@ -759,6 +759,7 @@ def wait_until_gone(folder: Path) -> None:
         time.sleep(0.3)
 
 
+@pytest.mark.torch
 @pytest.mark.thorough("a node that is lost, a bug, signals at some moments")
 @pytest.mark.parametrize("is_between", [False, True], ids=["in", "between"])
 @pytest.mark.parametrize("end", ["scancel", "requeue"])
@@ -779,6 +780,7 @@ def test_a_job_that_slurm_ends_starts_nothing(cluster: Cluster, folder: Path, en
     wait_until_gone(folder)
 
 
+@pytest.mark.torch
 @pytest.mark.thorough("a node that is lost, a bug, signals at some moments")
 def test_no_attempt_begins_that_the_walltime_would_end(cluster: Cluster, folder: Path) -> None:
     number = in_batch(cluster, folder, "pmix", "once", "--time=1", supervise="--stop-before 28")
