@@ -188,6 +188,7 @@ def test_a_second_start_compares_with_the_first(quick: Mpi, first_check: tuple[D
     assert len(history.read_entries(str(file))[0]) == 11
 
 
+@pytest.mark.thorough("test_a_folder_that_cannot_be_written_is_told")
 def test_a_history_that_cannot_be_written_is_said_once(quick: Mpi, tmp_path: Path) -> None:
     done = check(mpiexec(quick, 2, "--check", "--check-history", tmp_path / "none" / "f", "-c", IS_LOADED))
     assert done.stdout == "True\n" * 2

@@ -161,6 +161,7 @@ def test_exit_status_is_as_python_gives_it(quick: Mpi, line: str, status: int, s
     assert ("a word" in done.stderr) == ("a word" in line)
 
 
+@pytest.mark.thorough("test_threads_and_atexit_functions_of_a_rank_that_fails")
 @pytest.mark.torch
 def test_threads_and_atexit_functions_still_have_their_group(quick: Mpi, script: Script) -> None:
     path = script(

@@ -26,6 +26,7 @@ from tests.support import (
     Mpi,
     alone,
     check,
+    first_of,
     mpiexec,
     mpiexec_command,
     need,
@@ -104,7 +105,7 @@ def see(mpi: Mpi, command: list[str], folder: Path, text: str = "", env: dict[st
     return check(done).stdout
 
 
-@pytest.mark.parametrize("kind", ENVIRONMENTS)
+@pytest.mark.parametrize("kind", first_of(ENVIRONMENTS))
 def test_every_form_sees_what_python_shows_it(quick: Mpi, forms: Path, kind: str) -> None:
     """All that differs between the two is in the table that this makes."""
     differ = {}

@@ -163,6 +163,7 @@ def test_c_writes_whole_lines(mpi: Mpi, tmp_path: Path) -> None:
         assert "first 0\nsecond 0\n" in check(mpiexec(mpi, 1, script, env=env)).stderr
 
 
+@pytest.mark.thorough("test_a_line_is_seen_before_the_next_one_is_printed")
 @pytest.mark.torch
 def test_what_is_printed_as_the_group_begins_is_in_the_logs(quick: Mpi, tmp_path: Path) -> None:
     """As NCCL_DEBUG=INFO has it printed; seen with one rank of NCCL, too. The start line goes to the terminal alone."""

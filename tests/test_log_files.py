@@ -411,6 +411,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.thorough("test_a_program_with_its_own_main")
 @pytest.mark.torch
 def test_a_program_that_starts_several_jobs_keeps_no_descriptors(quick: Mpi, tmp_path: Path) -> None:
     (program := tmp_path / "often.py").write_text(OFTEN)

@@ -410,6 +410,7 @@ measure()
     assert all(line.startswith(f"False True False {one}") for line, one in zip(lines, words, strict=True)), done.stdout
 
 
+@pytest.mark.thorough("test_a_device_that_does_not_compute_or_answer_is_told")
 def test_a_check_waits_for_no_device(quick: Mpi) -> None:
     """Rank 0's own one hangs, and the others go on without it."""
     done = mpiexec(quick, 2, "--quick", env=IMAGINED, module="tests.programs.hanging_device")

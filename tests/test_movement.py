@@ -60,6 +60,7 @@ def test_a_rank_that_logs_and_answers_while_it_hangs_is_found(quick: Mpi, tmp_pa
     assert "mpiddp: failed: rank 1 on " in done.stderr
 
 
+@pytest.mark.thorough("test_a_rank_that_logs_and_answers_while_it_hangs_is_found")
 @pytest.mark.long
 def test_what_cannot_be_seen_is_said_once_and_ends_nothing(quick: Mpi, tmp_path: Path) -> None:
     need(["root, to make a network namespace"] if os.geteuid() else [])

@@ -84,6 +84,7 @@ def test_the_console_script_is_the_module(quick: Mpi) -> None:
     assert done.stdout == "relative package package.__main__ ['-x']\n"
 
 
+@pytest.mark.thorough("test_a_loaders_worker_can_end_its_programs")
 @pytest.mark.torch
 def test_workers_of_every_kind_beside_mpi(quick: Mpi) -> None:
     done = check(mpiexec(quick, 2, PROGRAMS / "loader_workers.py"))
