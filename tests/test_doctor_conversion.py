@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from mpiddp.doctor.batch_script import BatchScript, read, read_from_text
 from mpiddp.doctor.context import Host
-from mpiddp.doctor.conversion import ConversionError, check_syntax, convert, format_diff
+from mpiddp.doctor.conversion import check_syntax, convert, format_diff
+from mpiddp.doctor.conversion_command import ConversionError
 from mpiddp.doctor.rules import check
 from mpiddp.doctor.shell import Token, Word, parse
 from mpiddp.doctor.statements import find_unneeded, read_statements, references, remove_exports

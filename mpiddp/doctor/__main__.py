@@ -94,7 +94,8 @@ def print_fixes(script: BatchScript, fixed: BatchScript, left: str) -> int:
 def print_conversion(script: BatchScript) -> int:
     """Print what changes in a job script so that it starts mpiddp; return the exit status, 1 if nothing does."""
     from .batch_script import open_script
-    from .conversion import ConversionError, convert, find_starter, format_diff
+    from .conversion import convert, find_starter, format_diff
+    from .conversion_command import ConversionError
 
     try:
         changes = format_diff(script, convert(script, lambda name: open_script(script.path, name)))
