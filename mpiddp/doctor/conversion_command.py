@@ -37,7 +37,7 @@ SET_BY_MPIDDP = frozenset((
     "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK",
     "OMP_NUM_THREADS",
 ))
-# Exported names that are about the meeting of the ranks; Python may read the others, such as http_proxy.
+# Variables of a recipe's rendezvous; Python may read other exported ones, such as http_proxy.
 RENDEZVOUS = re.compile(
     r"(?!\w+_proxy$)[a-z_\d]+|.*(MASTER|HEAD|MAIN_|RDZV|ENDPOINT|NODE|NPROC|ADDR|PORT|RANK|WORLD|HOST|IP\b).*")
 # What accelerate launch sets for its ranks, by its option.
