@@ -35,10 +35,10 @@ def folder(cluster: Cluster) -> Iterator[Path]:
         yield Path(path)
 
 
-def check_of_three(cluster: Cluster, *options: object) -> Done:
+def check_of_three(cluster: Cluster, *options: object, srun_options: str = "") -> Done:
     """Run a check with a rank on each node of the cluster."""
-    return srun(cluster, MPIS["openmpi4"], "-N3 --ntasks-per-node=1", *options, timeout=100, module="mpiddp.check",
-                env=TCP)
+    return srun(cluster, MPIS["openmpi4"], f"-N3 --ntasks-per-node=1 {srun_options}", *options, timeout=100,
+                module="mpiddp.check", env=TCP)
 
 
 @pytest.mark.parametrize(("fault", "ranks"), first_of([("a tenth, out", 1), *((name, 2) for name in FAULTS)]))
@@ -54,19 +54,17 @@ def test_a_bad_node_is_named(cluster: Cluster, fault: str, ranks: int) -> None:
 
 @pytest.mark.alone
 @pytest.mark.thorough("a check of a node that sends slowly; lost ranks as plain functions")
-@pytest.mark.parametrize("after_s", [6.0, 11.0])
-def test_a_node_that_stands_still_is_named_and_the_others_are_checked(
-    cluster: Cluster, folder: Path, after_s: float
-) -> None:
-    suspects = folder / "bad.txt"
-    with impair.frozen(cluster, "node3", after_s):
-        done = check_of_three(cluster, "--suspects", suspects)
-    print(done.stdout, done.stderr)
+@pytest.mark.parametrize("stage", ["nodes, pass 1", "pairs of nodes, pass 2"])
+def test_a_node_that_hangs_is_named_and_the_others_are_checked(cluster: Cluster, folder: Path, stage: str) -> None:
+    suspects, stderr = folder / "bad.txt", folder / "stderr"
+    with impair.frozen("node3", lambda: stderr.exists() and f"measuring {stage}" in stderr.read_text()):
+        done = check_of_three(cluster, "--suspects", suspects, srun_options=f"--error={stderr}")
+    print(done.stdout, written := stderr.read_text())
     assert done.returncode  # what srun makes of ranks that are ended with the one that is stopped
     assert len(find("check/no_reply", done.stdout, host="node3")) == 1
     assert message("check/exclude", option="--exclude=node3\n") in done.stdout
     assert [line.split("\t")[1] for line in suspects.read_text().splitlines()] == ["node3"]
-    assert len(find("check/no_reply", done.stderr, host="mpiddp: failed: rank 2 on node3")) == 1
+    assert len(find("check/no_reply", written, host="mpiddp: failed: rank 2 on node3")) == 1
 
 
 @pytest.mark.alone

@@ -233,9 +233,6 @@ def wrong_clock(cluster: Cluster, node: str, seconds: float) -> Iterator[dict[st
            "WRONG_CLOCK_S": str(seconds)}
 
 
-Finder = Callable[[str], list[psutil.Process]]
-
-
 def pythons(node: str) -> list[psutil.Process]:
     """Return the Python processes on a node."""
     found = []
@@ -248,8 +245,8 @@ def pythons(node: str) -> list[psutil.Process]:
 
 
 @contextlib.contextmanager
-def frozen(cluster: Cluster, node: str, after_s: float = 0.0, find: Finder = pythons) -> Iterator[list[psutil.Process]]:
-    """Stop a node's processes a time after the first of them is found, and kill them at the end.
+def frozen(node: str, when: Callable[[], bool]) -> Iterator[list[psutil.Process]]:
+    """Stop a node's Python processes as soon as `when` returns True, and kill them at the end.
 
     The list that it yields holds those that have been stopped.
     """
@@ -257,12 +254,10 @@ def frozen(cluster: Cluster, node: str, after_s: float = 0.0, find: Finder = pyt
     over = threading.Event()
 
     def stop() -> None:
-        while not find(node):
+        while not when():
             if over.wait(POLL_S * 5):
                 return
-        if over.wait(after_s):
-            return
-        for process in find(node):
+        for process in pythons(node):
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGSTOP)
                 stopped.append(process)
