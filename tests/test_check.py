@@ -101,8 +101,8 @@ def test_a_way_has_the_bandwidth_that_mpi_finds(cluster: Cluster, folder: Path) 
     way = next(one for one in found["ways"]["large_bytes_per_s"] if (one["from"], one["to"]) == (0, 1))["values"][0]
     bus = largest["size_bytes"] / largest["time_s"] * 4 / 3
     print(f"from node to node: {way:.4g} B/s, MPI alone {own['way']:.4g}; ring: {bus:.4g}, MPI alone {own['ring']:.4g}")
-    assert abs(way / own["way"] - 1) < 0.15, done.stdout
-    assert abs(bus / own["ring"] - 1) < 0.3  # three ranks take turns on two cores
+    assert 0.7 < way / own["way"] < 1.4, done.stdout
+    assert 0.4 < bus / own["ring"] < 2.5  # three ranks take turns on two cores
 
 
 @pytest.mark.alone
