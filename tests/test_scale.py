@@ -68,8 +68,8 @@ def test_ranks_that_wait_inside_torch_are_named(quick: Mpi, tmp_path: Path) -> N
 @pytest.mark.alone
 @pytest.mark.thorough("six ranks of an MPICH with two cells for messages")
 @pytest.mark.parametrize("mpi", EACH_MPI)
-@pytest.mark.parametrize("ranks", [96, 256])
-@pytest.mark.parametrize("options", [["--no-init"], []], ids=["script", "group"])
+@pytest.mark.parametrize(("ranks", "options"), [(96, ["--no-init"]), (96, []), (256, [])],
+                         ids=["script-96", "group-96", "group-256"])
 def test_many_ranks_start(mpi: Mpi, ranks: int, options: list[str], tmp_path: Path) -> None:
     check(mpiexec(mpi, ranks, *options, PROGRAMS / "meets.py", tmp_path, env=MANY, timeout=MANY_S))
 
