@@ -63,6 +63,7 @@ def test_stopping(quick: Mpi) -> None:
     assert re.search(r"^should_stop\(\) \d+\.\d us, gloo all-reduce \d+\.\d us, median of 200 calls$", told), told
 
 
+@pytest.mark.alone
 @pytest.mark.thorough("benchmarks run with --all alone")
 def test_asking(quick: Mpi) -> None:
     told = check(alone(quick, "-m", "tests.benchmarks.asking", "--quick", timeout=120)).stdout
