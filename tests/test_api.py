@@ -110,7 +110,6 @@ def test_a_world_of_one_as_in_a_notebook(quick: Mpi) -> None:
     assert check(alone(quick, PROGRAM, "again", env=on_path(ROOT))).stdout == "again\n"
 
 
-@pytest.mark.thorough("test_each_communicator_has_its_group")
 @pytest.mark.torch
 @pytest.mark.parametrize("how", first_of(["halves", "adopts"]))
 def test_under_the_launcher_too(quick: Mpi, how: str) -> None:
@@ -203,7 +202,6 @@ def test_an_end_in_order_is_no_failure(quick: Mpi, how: str) -> None:
     assert check(own_end(quick, 2, how)).stderr == ""
 
 
-@pytest.mark.thorough("test_a_program_that_fails_ends_the_job")
 @pytest.mark.torch
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", first_of(["mpich", "openmpi5"]))

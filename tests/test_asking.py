@@ -602,9 +602,9 @@ def test_a_job_that_makes_steps_answers(
     """Other tests ask under MPICH's mpiexec and under srun with pmix."""
     cluster = request.getfixturevalue("cluster") if launcher.srun else None
     env = {"XDG_STATE_HOME": f"{RUN}/state"} if cluster else state
-    deadline = time.monotonic() + DEADLINE_S
     with started(launcher, cluster, ZOO, "none", env=env) as job:
         job.await_ready(launcher.ranks)
+        deadline = time.monotonic() + DEADLINE_S
         while f", {launcher.ranks} ranks\n" not in (
                 ask_from(cluster, launcher, "node1", env) if cluster else alone(launcher.mpi, *WHERE, env=env)).stdout:
             assert time.monotonic() < deadline

@@ -144,7 +144,7 @@ def test_a_rank_with_a_fifth_of_a_core_is_refused_once(quick: Mpi, tmp_path: Pat
 
 
 @pytest.mark.alone
-@pytest.mark.thorough("such a rank is refused, on one node")
+@pytest.mark.thorough("test_a_quota_is_seen")
 def test_a_rank_with_a_fifth_of_a_core_is_warned_of(quick: Mpi, tmp_path: Path) -> None:
     need(["root"] if os.geteuid() else [])
     with quota(0.2) as group:
@@ -155,7 +155,6 @@ def test_a_rank_with_a_fifth_of_a_core_is_warned_of(quick: Mpi, tmp_path: Path) 
     assert "rank 0 (cpu)" not in done.stderr
 
 
-@pytest.mark.thorough("test_ranks_have_to_have_the_same is refused, too")
 def test_a_full_folder_is_refused(quick: Mpi, tmp_path: Path) -> None:
     need(["root"] if os.geteuid() else [])
     full = tmp_path / "full"
@@ -350,7 +349,7 @@ def test_ranks_that_stand_still_are_named_and_nobody_else(quick: Mpi, stopped: s
 SMALL_SHM = "unshare --mount sh -c 'mount -t tmpfs -o size=16m tmpfs /dev/shm; exec \"$@\"' sh"
 
 
-@pytest.mark.thorough("a rank with a fifth of a core is refused, on one node")
+@pytest.mark.thorough("test_a_full_folder_is_refused")
 def test_a_node_with_a_small_shared_memory_is_refused_by_name(cluster: Cluster) -> None:
     """Three nodes, which are of one machine and take turns."""
     mpi = MPIS["openmpi4"]

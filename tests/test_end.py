@@ -333,6 +333,7 @@ def profiled(file: Path) -> set[tuple[str, str]]:
         return set()
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("unload", first_of([
     "[sys.modules.pop(name) for name in list(sys.modules) if name.startswith(('torch', 'mpiddp'))]",
     "sys.modules['torch.distributed'] = None",

@@ -43,7 +43,6 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.thorough("test_a_rank_does_so_while_another_one_ends_in_order")
 @pytest.mark.torch
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_the_new_program_makes_its_group_and_gives_the_status(mpi: Mpi, script: Path) -> None:

@@ -213,13 +213,10 @@ def test_a_line_is_shown_when_all_have_said_it(quick: Mpi, tmp_path: Path) -> No
     job = processes.start(command, single_node_environ(quick), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         assert job.stdout is not None
-        end = threading.Timer(DEADLINE_S, processes.end_tree, [job.pid])
-        end.start()
         assert job.stdout.readline() == "[0-1] before\n"
         (tmp_path / "go").touch()
         assert job.stdout.read() == "[0-1] after\n"
         assert job.wait(DEADLINE_S) == 0
-        end.cancel()
     finally:
         processes.end_tree(job.pid)
 

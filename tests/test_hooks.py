@@ -53,7 +53,6 @@ raise ValueError("seven")
 """
 
 
-@pytest.mark.thorough("test_a_slow_hook_comes_to_its_end_and_the_others_live_as_long")
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_each_rank_that_raises_calls_its_hook_first(mpi: Mpi, tmp_path: Path) -> None:
     """Those of trackers note by it that a run has failed; a group that replaces ours leaves it where it is."""

@@ -33,9 +33,10 @@ def test_each_test_is_selected_once_and_what_is_left_out_has_a_reason(quick: Mpi
     selections = [*re.findall(r'-m "([^"]*)\$without"', (ROOT / "tests/run").read_text()), "gpu"]
     assert len(selections) == 4
     code = ("import runpy\nleft_out = runpy.run_module('tests.left_out', run_name='__main__')\nprint('marks')\n"
-            "for test in left_out['collect'](): print(*{mark.name for mark in test.iter_markers()})")
+            "for test in left_out['collect'](): print(test.originalname, *{mark.name for mark in test.iter_markers()})")
     table, lines = check(alone(quick, "-c", code)).stdout.split("\nmarks\n")
-    marks = Counter(frozenset(line.split()) for line in lines.splitlines())
+    tests = [(name, frozenset(marks)) for name, *marks in map(str.split, lines.splitlines())]
+    marks = Counter(names for _, names in tests)
     assert marks.total() > 3000
     for names in marks:
         markers = defaultdict(bool, dict.fromkeys(names, True))
@@ -43,4 +44,6 @@ def test_each_test_is_selected_once_and_what_is_left_out_has_a_reason(quick: Mpi
     rows = ROW.findall(table)
     assert "test_an_end" in {name for name, *_ in rows}
     assert [name for name, _, _, instead in rows if not instead] == []
+    named = {other for _, _, _, instead in rows for other in re.findall(r"\btest_\w+\b(?!\.py)", instead)}
+    assert named <= {name for name, names in tests if "thorough" not in names}, "tests/run has them instead"
     assert all(int(some) < int(every) for _, some, every, _ in rows)

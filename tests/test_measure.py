@@ -115,7 +115,7 @@ def test_a_quota_is_seen() -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.thorough("a rank with a fifth of a core is refused, on one node")
+@pytest.mark.thorough("test_a_quota_is_seen")
 def test_throttling_of_a_parent_counts() -> None:
     with quota(0.25) as group:
         (group / "below").mkdir()

@@ -79,12 +79,10 @@ def test_a_rank_that_is_late_for_the_scripts_group(quick: Mpi, tmp_path: Path) -
     assert "  where    late.py:4 <module>" in done.stderr
 
 
-@pytest.mark.thorough("test_a_meeting_point_of_the_scripts_own")
 def test_no_init_leaves_it_to_the_script(quick: Mpi) -> None:
     assert check(mpiexec(quick, 2, "--no-init", PROGRAMS / "groups.py", "bare")).stdout == "bare 2 of 2\n" * 2
 
 
-@pytest.mark.thorough("test_a_group_made_again_hears_signals_too")
 @pytest.mark.parametrize("options", first_of([[], ["--no-init"]]), ids=["init", "no-init"])
 def test_twenty_groups_one_after_another(quick: Mpi, options: list[str]) -> None:
     done = check(mpiexec(quick, 2, *options, PROGRAMS / "recreate.py", 20))

@@ -33,7 +33,17 @@ from mpiddp.sentinel import connections, process, watcher
 from mpiddp.sentinel.background import BackgroundTasks
 from mpiddp.sentinel.connections import CoordinatorChannel, send_hello, watch_rank_0
 from mpiddp.sentinel.coordinator_server import CODEC, CoordinatorServer
-from mpiddp.sentinel.events import Due, FromCoordinator, FromRank, NoCoordinator, PrintLine, WatcherEvent
+from mpiddp.sentinel.events import (
+    CancelTimer,
+    Due,
+    FromCoordinator,
+    FromRank,
+    NoCoordinator,
+    PrintLine,
+    RankGone,
+    SetTimer,
+    WatcherEvent,
+)
 from mpiddp.sentinel.protocol import (
     Admitted,
     CoordinatorToSentinel,
@@ -275,7 +285,7 @@ def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
     def rank_without_coordinator() -> watcher.Watcher:
         rank = watcher.Watcher(WATCHED, 0.0)
         rank.handle(FromRank(RegisterRank(member(0), "", 0, "")), 0.5)
-        assert warning not in rank.handle(NoCoordinator(error), 1.0), "rank 0 may have finished"
+        assert rank.handle(NoCoordinator(error), 1.0) == [SetTimer("no coordinator", watcher.NO_COORDINATOR_WARNING_S)]
         return rank
 
     rank = rank_without_coordinator()
@@ -283,6 +293,15 @@ def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
     assert warning not in rank.handle(FromRank(Failed(report(0))), 12.0)
     failing = rank_without_coordinator()
     assert warning in failing.handle(FromRank(Failed(report(0))), 2.0)
+    killed = rank_without_coordinator()
+    actions = killed.handle(RankGone(signal.SIGKILL), 2.0)  # perhaps by the launcher, because another rank has failed
+    assert CancelTimer("no coordinator") in actions
+    assert warning not in actions
+    early = watcher.Watcher(WATCHED, 0.0)
+    early.handle(FromRank(RegisterRank(member(0), "", 0, "")), 0.5)
+    early.handle(FromRank(Failed(report(0))), 1.0)
+    assert warning not in early.handle(Due("decision"), 3.5), "the connection has not failed yet"
+    assert warning in early.handle(NoCoordinator(error), 6.6)
     finished = rank_without_coordinator()
     finished.handle(FromRank(Leave()), 2.0)
     assert finished.handle(Due("no coordinator"), 11.0) == []

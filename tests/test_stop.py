@@ -143,7 +143,6 @@ def await_library(launcher: int, command: list[str], library: str) -> psutil.Pro
     raise TimeoutError(f"no process has loaded {library}")
 
 
-@pytest.mark.thorough("test_what_a_signal_does")
 @pytest.mark.torch
 def test_a_script_that_does_not_ask_ends_by_the_signal(quick: Mpi, tmp_path: Path) -> None:
     """As under plain Python, and its workers with it, although they leave the signal to it."""

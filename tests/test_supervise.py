@@ -693,7 +693,7 @@ def test_faults_on_three_nodes(
     number = in_batch(cluster, folder, launcher, kind, group=group)
     lost = False
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + processes.PATIENCE * 120
         while cluster.job(number)["JobState"] in ("PENDING", "CONFIGURING", "RUNNING"):
             if not lost and kind in ("node", "link") and any(what == "fault" for _, what, _ in notes(folder / "notes")):
                 lost = True

@@ -114,10 +114,7 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
             case events.Rank0Lost(closed):
                 self._on_rank_0_lost(closed)
             case events.NoCoordinator(error):
-                self._no_coordinator = True
-                if error:
-                    self._connect_error = error
-                    self._do(events.SetTimer("no coordinator", NO_COORDINATOR_WARNING_S))
+                self._on_no_coordinator(error)
             case events.StepDaemonGone():
                 self._on_step_daemon_gone()
             case events.Observed(observation):
@@ -244,12 +241,22 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
     def _decide_alone(self) -> None:
         """Decide on a report without the coordinator; pass on a decision that the rank waits for."""
         if (report := self._undecided) is not None:
-            self._print_connect_error()
             is_secondary = self.gone and self._no_coordinator and is_maybe_secondary(report)
             verdict = None if is_secondary else RootCause(report)
+            if verdict:
+                self._print_connect_error()
             self._take_decision(protocol.Decision(verdict, report.status, abort=True))
         elif isinstance(self.phase, Ending) and self._rank_reported and not self.phase.is_sent:
             self._take_decision(self.phase.decision)
+
+    def _on_no_coordinator(self, error: str) -> None:
+        """Print why the coordinator cannot be reached: soon, or now if this rank has failed and decided alone."""
+        self._no_coordinator, self._connect_error = True, error
+        match self.phase:
+            case Working() if error:
+                self._do(events.SetTimer("no coordinator", NO_COORDINATOR_WARNING_S))
+            case Ending(decision) if decision.verdict:
+                self._print_connect_error()
 
     def _print_connect_error(self) -> None:
         """Print once why the sentinel has no coordinator; several ranks may then be reported as the first to fail."""

@@ -17,6 +17,7 @@ from mpiddp.doctor.context import Host
 from mpiddp.doctor.rules import check
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
+from tests.processes import PATIENCE
 from tests.support import DEADLINE_S, MPIS, on_path
 
 pytestmark = pytest.mark.light
@@ -186,7 +187,7 @@ def ended(cluster: Cluster) -> Iterator[dict[tuple[str, bool], Ended]]:
         done = cluster.run("sbatch", "--parsable", "job.sh", timeout=30, env=env, cwd=folder)
         jobs[rule, is_mended] = done.stdout.strip() or done.stderr, folder
     numbers = ",".join(number for number, _ in jobs.values() if number.isdecimal())
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + PATIENCE * DEADLINE_S
     while cluster.run("squeue", "--noheader", f"--jobs={numbers}", timeout=30).stdout:
         assert time.monotonic() < deadline
         time.sleep(0.5)
