@@ -98,8 +98,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "stop-before": {
         "default": None, "type": parse_seconds, "metavar": "SECONDS",
-        "help": "make mpiddp.should_stop() return True this long before the walltime; a script that does not call it "
-                "ignores SIGTERM and SIGUSR1",
+        "help": "make mpiddp.should_stop() return True this long before the walltime; with this option, a script "
+                "that never calls it ignores SIGTERM and SIGUSR1",
     },
     "error-file": {
         "default": "", "type": parse_path, "metavar": "FILE",
