@@ -56,8 +56,7 @@ def run(mpi: Mpi, ranks: int, kind: str, *arguments: object, options: Sequence[o
 @pytest.mark.parametrize("ranks", first_of([4, 64]))
 def test_the_same_lines_are_shown_once(quick: Mpi, ranks: int) -> None:
     """As of one rank, and the odd line of another one in its place."""
-    window_s = 3 if ranks < 10 else 10  # 32 ranks on a core take turns that are longer than a second
-    done = check(run(quick, ranks, "same", options=("--fold-window", window_s), timeout=240))
+    done = check(run(quick, ranks, "same", options=("--fold-window", 100), timeout=240))
     expected = [f"[0-{ranks - 1}] line {number}" for number in range(1000)]
     assert done.stdout.splitlines() == [*expected[:501], f"[{17 % ranks}] an odd line", *expected[501:]]
 

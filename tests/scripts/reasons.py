@@ -21,8 +21,8 @@ OURS = (ONE_RANK, TWO_RANKS)
 
 REASONS = [
     Reason((TORCHRUN,), r"status 1, not \d+", "torchrun's status is 1 for any failure"),
-    Reason((TWO_RANKS,), r"status (6, not 134|9, not 137|11, not 139|14, not 142|15, not 143)$",
-           "MPICH's mpiexec ends with the signal's number"),
+    Reason((TWO_RANKS,), r"status (6, not 134|9, not 137|11, not 139|14, not 142|15, not 1(34|37|39|42|43))$",
+           "MPICH's mpiexec ends with the signal's number, or'ed with that of the signal that ends the other rank"),
     Reason(OURS, r"status 3, not 1|stderr lacks `SyntaxError",
            "refused before the start, with `script-error` and the line", ("syntax-error", "bad-encoding")),
     Reason(OURS, r"file a.txt `b'kept'`, not `b''`",
