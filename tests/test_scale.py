@@ -13,7 +13,6 @@ from tests.support import (
     DEADLINE_S,
     EACH_MPI,
     LIGHT,
-    MPIS,
     PROGRAMS,
     ROOT,
     Mpi,
@@ -72,12 +71,6 @@ def test_ranks_that_wait_inside_torch_are_named(quick: Mpi, tmp_path: Path) -> N
                          ids=["script-96", "group-96", "group-256"])
 def test_many_ranks_start(mpi: Mpi, ranks: int, options: list[str], tmp_path: Path) -> None:
     check(mpiexec(mpi, ranks, *options, PROGRAMS / "meets.py", tmp_path, env=MANY, timeout=MANY_S))
-
-
-@pytest.mark.alone
-@pytest.mark.thorough("six ranks of an MPICH with two cells for messages")
-def test_512_ranks_start(tmp_path: Path) -> None:
-    check(mpiexec(MPIS["openmpi4"], 512, PROGRAMS / "meets.py", tmp_path, env=MANY, timeout=2 * MANY_S))
 
 
 @pytest.mark.alone
