@@ -207,8 +207,10 @@ def forward(folding: AggregationConfig, lines: Sequence[bytes], listener: int = 
     assert not running.is_alive()
 
 
+@pytest.mark.timeout(300)
 def test_a_line_is_shown_when_all_have_said_it(quick: Mpi, tmp_path: Path) -> None:
-    command = mpiexec_command(quick, 2, "-m", "mpiddp", "--quiet", "--show", "fold", FOLDED, "waits", tmp_path / "go")
+    command = mpiexec_command(quick, 2, "-m", "mpiddp", "--quiet", "--show", "fold", "--fold-window",
+                              1000, FOLDED, "waits", tmp_path / "go")
     job = processes.start(command, single_node_environ(quick), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         assert job.stdout is not None

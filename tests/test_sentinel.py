@@ -51,6 +51,7 @@ from mpiddp.sentinel.protocol import (
     Failed,
     Hello,
     Leave,
+    ReasonPrinted,
     RegisterRank,
     SentinelLost,
     StartCoordinator,
@@ -297,11 +298,17 @@ def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
     actions = killed.handle(RankGone(signal.SIGKILL), 2.0)  # perhaps by the launcher, because another rank has failed
     assert CancelTimer("no coordinator") in actions
     assert warning not in actions
-    early = watcher.Watcher(WATCHED, 0.0)
-    early.handle(FromRank(RegisterRank(member(0), "", 0, "")), 0.5)
-    early.handle(FromRank(Failed(report(0))), 1.0)
-    assert warning not in early.handle(Due("decision"), 3.5), "the connection has not failed yet"
-    assert warning in early.handle(NoCoordinator(error), 6.6)
+    for is_admitted in (False, True):
+        early = watcher.Watcher(WATCHED, 0.0)
+        early.handle(FromRank(RegisterRank(member(1), "", 0, "")), 0.5)
+        if is_admitted:
+            early.handle(FromCoordinator(Admitted()), 0.6)
+        early.handle(FromRank(Failed(report(1))), 1.0)
+        unanswered = PrintLine(message("launch/no_coordinator", rank=0, host="n0",
+                                       error=f"no answer within {watcher.DECISION_TIMEOUT_S} s"))
+        assert (unanswered in early.handle(Due("decision"), 3.5)) is not is_admitted
+        early.handle(FromRank(ReasonPrinted()), 3.6)
+        assert [one for one in early.handle(NoCoordinator(error), 6.6) if isinstance(one, PrintLine)] == []
     finished = rank_without_coordinator()
     finished.handle(FromRank(Leave()), 2.0)
     assert finished.handle(Due("no coordinator"), 11.0) == []

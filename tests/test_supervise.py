@@ -701,10 +701,10 @@ def test_faults_on_three_nodes(
                 lost = True
                 lose_node(kind)
             if time.monotonic() > deadline:
-                cluster.run("scancel", number, timeout=30)
                 raise TimeoutError((folder / "out").read_text(errors="replace"))
             time.sleep(0.2)
     finally:
+        cluster.run("scancel", "--quiet", number, timeout=30)
         if lost:
             give_back(cluster, kind)
     said = (folder / "out").read_text(errors="replace")

@@ -95,6 +95,7 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
         self._stack_lines: list[str] = []  # that faulthandler printed
         self._script_ended = False
         self._rank_reported = False  # the rank reported its failure itself
+        self._admitted = False  # the coordinator has answered
         self._no_coordinator = False  # there is none, or none any more
         self._connect_error = ""  # why it could not be reached, until that is printed
         self._job_finished = False  # in order
@@ -183,7 +184,9 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
                 self._job_finished = True
                 if isinstance(self.phase, Working):
                     self._enter(SelfHandled())
-            case protocol.Admitted() | Text():
+            case protocol.Admitted():
+                self._admitted = True
+            case Text():
                 pass
             case Unreadable(error):
                 raise ValueError(error)
@@ -197,6 +200,8 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
                 if self.startup.failed:
                     self._enter(SelfHandled())
             case "decision":
+                if self.member and self.member.rank != 0 and not (self._admitted or self._no_coordinator):
+                    self._connect_error = f"no answer within {DECISION_TIMEOUT_S} s"
                 self._decide_alone()
             case "no coordinator":
                 if isinstance(self.phase, Working):
@@ -250,13 +255,9 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
             self._take_decision(self.phase.decision)
 
     def _on_no_coordinator(self, error: str) -> None:
-        """Print why the coordinator cannot be reached: soon, or now if this rank has failed and decided alone."""
         self._no_coordinator, self._connect_error = True, error
-        match self.phase:
-            case Working() if error:
-                self._do(events.SetTimer("no coordinator", NO_COORDINATOR_WARNING_S))
-            case Ending(decision) if decision.verdict:
-                self._print_connect_error()
+        if error and isinstance(self.phase, Working):
+            self._do(events.SetTimer("no coordinator", NO_COORDINATOR_WARNING_S))
 
     def _print_connect_error(self) -> None:
         """Print once why the sentinel has no coordinator; several ranks may then be reported as the first to fail."""

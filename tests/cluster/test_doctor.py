@@ -188,13 +188,16 @@ def ended(cluster: Cluster) -> Iterator[dict[tuple[str, bool], Ended]]:
         jobs[rule, is_mended] = done.stdout.strip() or done.stderr, folder
     numbers = ",".join(number for number, _ in jobs.values() if number.isdecimal())
     deadline = time.monotonic() + PATIENCE * DEADLINE_S
-    while cluster.run("squeue", "--noheader", f"--jobs={numbers}", timeout=30).stdout:
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
-    yield {key: Ended((folder / "job.sh").read_text(), folder,
-                      f"{state(cluster, number)} {output(number, folder)}".strip())
-           for key, (number, folder) in jobs.items()}
-    shutil.rmtree(root)
+    try:
+        while left := cluster.run("squeue", "--noheader", f"--jobs={numbers}", timeout=30).stdout:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.5)
+        yield {key: Ended((folder / "job.sh").read_text(), folder,
+                          f"{state(cluster, number)} {output(number, folder)}".strip())
+               for key, (number, folder) in jobs.items()}
+    finally:
+        cluster.run("scancel", "--quiet", *numbers.split(","), timeout=30)
+        shutil.rmtree(root)
 
 
 def write_script(case: Case, is_mended: bool, python: Path) -> str:
