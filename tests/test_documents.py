@@ -43,6 +43,7 @@ RUN_BY = {
     "sbatch srun_pmix.sh": ("tests/test_batch.py::test_a_script_says_hello", '"srun_pmix.sh"'),
     "sbatch llsub.sh": ("tests/test_batch.py::test_a_script_says_hello", '"llsub.sh"'),
     "LLsub llsub.sh": ("tests/test_batch.py::test_llsub", '"LLsub"'),
+    "mpiexec -n 2 python main.py": ("tests/test_api.py::test_a_program_that_fails_ends_the_job", "own_end"),
     "scancel --signal=USR1": (
         "tests/test_batch.py::test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights",
         '"scancel", "--signal=USR1"'),
