@@ -109,10 +109,11 @@ def test_fruitless_starts_are_counted_over_requeues(tmp_path: Path) -> None:
     def start(number: int) -> AttemptCounter:
         return AttemptCounter(str(tmp_path), {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(number)})
 
-    for number, (fruitless, before) in enumerate([(True, 0), (True, 1), (False, 2), (True, 0), (True, 1)]):
+    for number, (fruitless, before, requeues) in enumerate(
+            [(True, 0, 0), (True, 1, 1), (False, 2, 2), (True, 0, 0), (True, 1, 1)]):
         counter = start(number)
-        assert (counter.fruitless, counter.take()) == (before, number)
-        counter.end(fruitless)
+        assert (counter.fruitless, counter.requeues, counter.take()) == (before, requeues, number)
+        counter.end(fruitless, has_progressed=not fruitless)
     start(5).forget()
     assert start(0).fruitless == 0
     assert AttemptCounter(str(tmp_path), {}).fruitless == 0

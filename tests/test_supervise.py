@@ -117,6 +117,7 @@ AGAIN, STOP, REQUEUE = Action.AGAIN, Action.STOP, Action.REQUEUE
     ([RAISED._replace(kind="", cause="", where="", rank=None, status=143)], TWO, STOP, (), ()),
     ([RAISED._replace(kind="", cause="", where="", rank=None, status=143, silent=("n2",))], TWO, AGAIN, ("n1", "n3"), (
         "n2",)),
+    ([CRASHED._replace(outside=True, signal="SIGTERM", silent=("n2",))], TWO, AGAIN, ("n1", "n3"), ("n2",)),  # n2 ends
     ([RAISED, CRASHED._replace(outside=True, signal="SIGUSR1", steps=0)], TWO, REQUEUE, (), ()),
     ([RAISED, CRASHED._replace(outside=True, signal="SIGUSR1")], TWO, STOP, (), ()),
     ([RAISED._replace(kind="", cause="", where="", rank=None, status=120)], TWO, STOP, (), ()),
@@ -341,6 +342,8 @@ def test_nodes_that_are_excluded(tmp_path: Path) -> None:
     file.write_text("n016\n")
     assert exclude_nodes(nodes, str(file)) == ("n017", "n018.site.org")
     assert exclude_nodes(nodes, "n[016-017]") == ("n018.site.org",)
+    file.write_text("10.0.0.2\n")
+    assert exclude_nodes(("10.0.0.1", "10.0.0.2", "10.0.0.3"), str(file)) == ("10.0.0.1", "10.0.0.3")
     for wrong, name in (("n[016", "supervise/not_a_node_list"), ("n500", "supervise/not_a_node"),
                         (str(tmp_path / "none"), "supervise/not_a_node")):
         with pytest.raises(ValueError, match="node") as caught:
@@ -622,14 +625,14 @@ LAUNCHERS = {
     "pmix": ("openmpi4", "srun --mpi=pmix"), "pmi2": ("mpich", "srun --mpi=pmi2"), "mpirun": ("openmpi4", "mpirun"),
     "mpiexec": ("mpich", str(MPIS["mpich"].mpiexec)), "prterun": ("openmpi5", str(MPIS["openmpi5"].mpiexec)),
 }
-KINDS = ("once", "always", "SIGKILL", "SIGSEGV", "device", "node", "link", "SIGSTOP", "memory", "disk")
+KINDS = ("once", "always", "SIGKILL", "SIGSEGV", "device", "node", "link", "SIGSTOP", "memory", "disk", "down")
 CELLS = [  # each kind under srun with PMIx and one other launcher; the loss of a node under all
     (kind, launcher) for row, kind in enumerate(KINDS) for column, launcher in enumerate(LAUNCHERS)
     if launcher == "pmix" or kind == "node" or column == row % 4 + 1]
 IN_TESTS_RUN = [("node", "pmix")]
 STATES = {"always": ["again", "again", "stop"], "disk": ["again", "stop"]}
 BY_THE_CHECKPOINT = ("always", "disk")  # the training does not finish
-LEFT_OUT = ("device", "node", "link")
+LEFT_OUT = ("device", "node", "link", "down")
 
 
 def in_batch(cluster: Cluster, folder: Path, launcher: str, kind: str, *options: str, supervise: str = "",
@@ -656,8 +659,11 @@ export OMP_NUM_THREADS=1 PATH={folder}:$PATH {f"FAULTY_GROUP={group}" if group e
     return check(cluster.run(*command, timeout=30, env=mpi.environ(), cwd=folder)).stdout.split()[-1]
 
 
-def lose_node(kind: str) -> None:
-    """Kill all processes of node2, or cut its link."""
+def lose_node(cluster: Cluster, kind: str) -> None:
+    """Kill all processes of node2, cut its link, or let Slurm take it away, as a health check does."""
+    if kind == "down":
+        check(cluster.run("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=test", timeout=30))
+        return
     if kind == "link":
         ip("link", "set", f"{BRIDGE}-node2", "down")
         return
@@ -670,6 +676,8 @@ def give_back(cluster: Cluster, kind: str) -> None:
     """Use node2 again."""
     if kind == "link":
         ip("link", "set", f"{BRIDGE}-node2", "up")
+        cluster.take_back("node2")
+    elif kind == "down":
         cluster.take_back("node2")
     else:
         cluster.restart("node2")
@@ -697,9 +705,10 @@ def test_faults_on_three_nodes(
     try:
         deadline = time.monotonic() + processes.PATIENCE * 120
         while cluster.job(number)["JobState"] in ("PENDING", "CONFIGURING", "RUNNING"):
-            if not lost and kind in ("node", "link") and any(what == "fault" for _, what, _ in notes(folder / "notes")):
+            has_fault = any(what == "fault" for _, what, _ in notes(folder / "notes"))
+            if not lost and kind in ("node", "link", "down") and has_fault:
                 lost = True
-                lose_node(kind)
+                lose_node(cluster, kind)
             if time.monotonic() > deadline:
                 raise TimeoutError((folder / "out").read_text(errors="replace"))
             time.sleep(0.2)
@@ -780,6 +789,27 @@ def test_a_job_that_slurm_ends_starts_nothing(cluster: Cluster, folder: Path, en
     assert {attempt for attempt, _, _ in notes(folder / "notes")} == {0}, said
     assert find("supervise/restart", said) == []
     wait_until_gone(folder)
+
+
+@pytest.mark.torch
+@pytest.mark.thorough("a node that is lost, a bug, signals at some moments")
+def test_a_restart_waits_for_slurms_controller(cluster: Cluster, folder: Path) -> None:
+    """It hangs for 20 seconds when the job fails."""
+    number = in_batch(cluster, folder, "pmix", "once")
+    controller = int((RUN / "slurmctld.pid").read_text())
+    try:
+        wait_for_fault(cluster, number, folder, is_between=False)
+        os.kill(controller, signal.SIGSTOP)
+        time.sleep(20)
+        os.kill(controller, signal.SIGCONT)
+        job = cluster.wait_for_job(number, 120)
+    finally:
+        os.kill(controller, signal.SIGCONT)
+        cluster.run("scancel", "--quiet", number, timeout=30)
+    said = (folder / "out").read_text(errors="replace")
+    assert job["ExitCode"] == "0:0", said
+    assert [one["action"] for one in attempts_in(folder)] == ["again", "done"], said
+    assert len(find("supervise/controller_silent", said, timeout="5 min 0 s")) == 1, said
 
 
 @pytest.mark.torch

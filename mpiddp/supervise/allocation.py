@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import socket
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from ..base.files import open_for_reading
 from ..discovery import reachability, schedulers
 from .command import FLUX, SLURM
+from .decision import make_node_lookup
 
 PROBE_INTERVAL_S = 1.0
 PROBE_TIMEOUT_S = 1.0  # for a node to accept a connection
@@ -78,30 +80,31 @@ def exclude_nodes(nodes: Sequence[str], excluded: str) -> tuple[str, ...]:
 
     Raises OSError if the file cannot be read, ValueError if the text is no list or names none of the nodes.
     """
+    node_of = make_node_lookup(nodes)
     if os.path.isfile(excluded):
         with open(open_for_reading(excluded), encoding="utf-8", errors="replace") as file:
             lines = [line.split("\t") for line in file if line.strip()]
-        hosts = {(parts[1] if len(parts) > 2 else parts[0]).strip() for parts in lines}
+        excluded_nodes = {node_of((parts[1] if len(parts) > 2 else parts[0]).strip()) for parts in lines}
     else:
         from ClusterShell.NodeSet import NodeSet, NodeSetException
 
         try:
-            hosts = set(NodeSet(excluded))
+            excluded_nodes = set(map(node_of, NodeSet(excluded)))
         except NodeSetException as error:
             raise ValueError(f"neither a file nor a node list ({error})") from None
-        if hosts.isdisjoint(nodes):
+        if excluded_nodes.isdisjoint(nodes):
             raise ValueError("not a file, and not a node of this job")
-    names = {host.partition(".")[0] for host in hosts}
-    return tuple(node for node in nodes if node.partition(".")[0] not in names)
+    return tuple(node for node in nodes if node not in excluded_nodes)
 
 
 def find_silent_nodes(allocation: Allocation, nodes: Sequence[str]) -> tuple[str, ...]:
-    """Return the nodes that do not answer; none if this node is among them, since then the probe is wrong."""
-    if allocation.system == FLUX:
-        up = frozenset(list_flux_nodes())  # none if Flux does not answer
-        lost = [node for node in nodes if up and node not in up]
-    else:
-        lost = probe_twice(nodes, allocation.system == SLURM)
+    """Return the nodes that do not answer, or that the batch system has taken from the job.
+
+    None if this node is among them, since then the probe is wrong.
+    """
+    up = list_nodes_up(allocation)  # none if the batch system does not answer
+    silent = probe_twice(nodes, allocation.system == SLURM) if allocation.system != FLUX else []
+    lost = [node for node in nodes if node in silent or (up and node not in up)]
     here = socket.gethostname().partition(".")[0]
     return () if here in (node.partition(".")[0] for node in lost) else tuple(lost)
 
@@ -161,6 +164,26 @@ def cancel_step(allocation: Allocation, step: str) -> None:
         for number, name in (line.split(maxsplit=1) for line in steps.splitlines() if " " in line):
             if name.strip() == step:
                 Thread(target=read_command, args=("scancel", "--signal=KILL", number), daemon=True).start()
+
+
+def list_nodes_up(allocation: Allocation) -> tuple[str, ...]:
+    """Return the nodes that the job still has; none if the batch system does not answer, or is ending the job.
+
+    With `sbatch --no-kill`, Slurm takes a node from the job that becomes DOWN, also if its daemon answers.
+    """
+    if allocation.system == SLURM:
+        return expand_nodelists(read_command(
+            "squeue", "--noheader", "--states=RUNNING", f"--jobs={allocation.job}", "--format=%N"))
+    return list_flux_nodes() if allocation.system == FLUX else ()
+
+
+def has_controller(allocation: Allocation) -> bool:
+    """Return whether Slurm's controller answers; True without squeue, and for other batch systems."""
+    if allocation.system != SLURM or shutil.which("squeue") is None:
+        return True
+    done = schedulers.run_command(
+        "squeue", "--noheader", f"--jobs={allocation.job}", timeout_s=BATCH_COMMAND_TIMEOUT_S)
+    return done is not None and "Unable to contact slurm controller" not in done.stderr
 
 
 def list_flux_nodes() -> tuple[str, ...]:

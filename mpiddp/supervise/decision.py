@@ -87,8 +87,8 @@ class Attempt(NamedTuple):
 class Limits(NamedTuple):
     """The limits: restarts, nodes and their minimum, and the seconds left until the end of the allocation.
 
-    The batch system has requeued the job `requeues` times. The last `fruitless` starts before this one stopped, with
-    status 75, before their first step.
+    The last `requeues` starts of the job before this one made no progress, and were requeued. The last `fruitless`
+    starts before this one stopped, with status 75, before their first step.
     """
 
     nodes: int
@@ -160,7 +160,7 @@ def decide_requeue(why: str, without: tuple[str, ...], attempts: Sequence[Attemp
     if any(has_got_further(attempt) for attempt in attempts) or limits.requeues < max(1, limits.restarts):
         return Decision(Action.REQUEUE, why, without=without)
     times = f"{limits.requeues} time{'s' * (limits.requeues != 1)}"
-    why += f"; already requeued {times}, and no progress in this allocation"
+    why += f"; already requeued {times} in a row without progress"
     return Decision(Action.STOP, why, without=without)
 
 
@@ -191,8 +191,11 @@ def is_fruitless(attempts: Sequence[Attempt]) -> bool:
 
 
 def is_from_outside(attempt: Attempt) -> bool:
-    """Return whether a signal was sent to the whole job: from its report, or else from its launcher's status."""
-    return attempt.outside or (attempt.status in OUTSIDE_STATUSES and not attempt.kind and not attempt.silent)
+    """Return whether a signal was sent to the whole job: from its report, or else from its launcher's status.
+
+    A node that shuts down sends SIGTERM to its ranks, and then does not answer.
+    """
+    return not attempt.silent and (attempt.outside or (attempt.status in OUTSIDE_STATUSES and not attempt.kind))
 
 
 def can_go_on(attempts: Sequence[Attempt], name: str) -> bool:
@@ -254,7 +257,7 @@ def find_suspects(attempts: Sequence[Attempt], pool: Sequence[str]) -> list[Susp
     node_of = make_node_lookup(pool)
     faults: dict[str, list[int | None]] = {}  # the ranks at fault, by host
     for number, attempt in enumerate(attempts):
-        evidence = {host: f"{host} does not answer" for host in attempt.silent}
+        evidence = {host: f"{host} does not answer, or is no longer part of the job" for host in attempt.silent}
         if attempt.rank is not None and not attempt.outside:
             is_bug = number > 0 and bool(describe_same_failure(attempts[number - 1], attempt))
             if attempt.device and was_on_other_node(attempts[number - 1:number], attempt) and is_bug:

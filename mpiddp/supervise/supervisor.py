@@ -23,15 +23,28 @@ from ..base.stderr import write_line
 from ..base.text import fold_hosts, format_columns, format_duration, truncate_middle
 from ..discovery import runtime
 from ..discovery.schedulers import count_slurm_restarts
-from .allocation import Allocation, cancel_step, find_silent_nodes, find_time_left_s, is_running
+from ..failure.root_cause import ReportKind
+from .allocation import Allocation, cancel_step, find_silent_nodes, find_time_left_s, has_controller, is_running
 from .attempt import AttemptProcess
 from .command import Command, JobStep, make_command
-from .decision import Action, Attempt, Decision, Limits, decide, decide_after_signal, find_suspects, is_fruitless
+from .decision import (
+    Action,
+    Attempt,
+    Decision,
+    Limits,
+    decide,
+    decide_after_signal,
+    find_suspects,
+    has_got_further,
+    is_fruitless,
+)
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # no attempt is started after these
 SIGNALS = (*ENDING_SIGNALS, signal.SIGUSR2, signal.SIGQUIT)
 SIGINT_REPEAT_GAP_S = 0.1  # between two SIGINTs, which some launchers need
-FRUITLESS_FILE = "fruitless"  # a file's name
+FRUITLESS_FILE, REQUEUES_FILE = "fruitless", "requeues"  # names of files
+CONTROLLER_TIMEOUT_S = 300.0  # for Slurm's controller to answer; another one takes over after 120 s (SlurmctldTimeout)
+CONTROLLER_INTERVAL_S = 1.0
 MAX_REASON_CHARS = 80  # of a reason in the table
 
 
@@ -116,10 +129,23 @@ class Supervisor:
             self._running.forward(self._signal)
         attempt = self._running.wait(nodes, lambda: self._ask(nodes), lambda: cancel_step(plan.allocation, step))
         self._running = None
+        if attempt.status and self._wait_for_controller() and attempt.kind != ReportKind.ERROR:
+            attempt = attempt._replace(silent=self._ask(nodes))
         if attempt.status and plan.error_file and os.path.exists(report):
             write_file(plan.error_file, Path(report).read_text())
         after = read_checkpoint_state(plan.progress_file)
         return attempt._replace(has_progressed=after != before if after else None)
+
+    def _wait_for_controller(self) -> bool:
+        """Wait while Slurm's controller does not answer: no step would start. Return whether it did not."""
+        deadline, waited = time.monotonic() + CONTROLLER_TIMEOUT_S, False
+        while not self._signal and time.monotonic() < deadline and not has_controller(self._plan.allocation):
+            if not waited:
+                write_line("mpiddp.supervise: Slurm's controller does not answer; waiting for at most "
+                           f"{format_duration(CONTROLLER_TIMEOUT_S)}")
+            waited = True
+            time.sleep(CONTROLLER_INTERVAL_S)
+        return waited
 
     def _ask(self, nodes: Sequence[str]) -> tuple[str, ...]:
         """Return those of `nodes` that have stopped answering."""
@@ -135,8 +161,7 @@ class Supervisor:
         left = find_time_left_s() - (plan.stop_before_s or 0.0) if attempt.status else 0.0
         pool = plan.allocation.nodes or (socket.gethostname(),)
         decision = decide(self._attempts, pool, Limits(
-            max(plan.nodes, 1), plan.min_nodes, plan.restarts, left, count_slurm_restarts(os.environ),
-            self._counter.fruitless))
+            max(plan.nodes, 1), plan.min_nodes, plan.restarts, left, self._counter.requeues, self._counter.fruitless))
         if decision.action is Action.AGAIN and not is_running(plan.allocation):
             return Decision(Action.STOP, "the batch system is ending this job", without=decision.without)
         if self._signal:
@@ -146,7 +171,7 @@ class Supervisor:
     def _end(self, decision: Decision) -> int:
         """Print how the job ended, and return the exit status."""
         last = self._attempts[-1]
-        self._counter.end(is_fruitless(self._attempts))
+        self._counter.end(is_fruitless(self._attempts), any(map(has_got_further, self._attempts)))
         if last.status and decision.action is not Action.REQUEUE:
             write_line(f"mpiddp.supervise: attempt {self._records[-1].number} ended: {last.reason}")
         if len(self._records) > 1:
@@ -197,17 +222,21 @@ class AttemptCounter:
     """Numbers the attempts: from 0, or after a requeue from the next number on.
 
     In a Slurm job, a hidden folder below `folder` has a file for each number. Each supervisor of the job has its own
-    folder. If none can be written, the first number is the number of Slurm's restarts. `fruitless` counts the last
-    starts in a row that had to stop before their first step; it is 0 if nothing is stored.
+    folder. If none can be written, the first number is the number of Slurm's restarts, and so is `requeues`, the number
+    of the last starts in a row without progress. `fruitless` counts the last starts in a row that had to stop before
+    their first step; it is 0 if nothing is stored.
     """
 
     def __init__(self, folder: str, environ: Mapping[str, str]) -> None:
         self._next, self._folder, self.fruitless = runtime.count_restarts(environ), "", 0
+        self.requeues = count_slurm_restarts(environ)
         if job := environ.get("SLURM_JOB_ID"):
             wanted = os.path.join(folder, f".mpiddp-attempts-{job}")
             restarts, own = count_slurm_restarts(environ), secrets.token_hex(4)
             self._folder = claim_free_folder(wanted, restarts, own, itertools.count(1)).folder
-            self.fruitless = max(0, read_number(os.path.join(self._folder, FRUITLESS_FILE))) if self._folder else 0
+            if self._folder:
+                self.fruitless, self.requeues = (
+                    max(0, read_number(os.path.join(self._folder, name))) for name in (FRUITLESS_FILE, REQUEUES_FILE))
             self._next = max([self._next, *(int(name) + 1 for name in list_names(self._folder) if name.isdecimal())])
 
     def take(self) -> int:
@@ -220,12 +249,14 @@ class AttemptCounter:
                 self._folder = ""
         return taken
 
-    def end(self, fruitless: bool) -> None:
+    def end(self, is_fruitless: bool, has_progressed: bool) -> None:
         """Record how a start of the job ended."""
-        self.fruitless = self.fruitless + 1 if fruitless else 0
+        self.fruitless = self.fruitless + 1 if is_fruitless else 0
+        self.requeues = 0 if has_progressed else self.requeues + 1
         if self._folder:
             with contextlib.suppress(OSError):
                 Path(self._folder, FRUITLESS_FILE).write_text(str(self.fruitless))
+                Path(self._folder, REQUEUES_FILE).write_text(str(self.requeues))
 
     def forget(self) -> None:
         """Remove the numbers: a job that succeeded is not requeued."""
