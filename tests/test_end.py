@@ -221,6 +221,26 @@ def test_a_detached_child_lives_on_after_a_success_alone(mpi: Mpi, end: str, liv
         processes.end_tree(child)
 
 
+def test_a_daemon_that_a_script_has_forked_does_not_hold_the_launcher(quick: Mpi, script: Script) -> None:
+    path = script(
+        "import os",
+        "child = os.fork()",
+        "if child == 0:",
+        "    os.setsid()",
+        "    null = os.open(os.devnull, os.O_RDWR)",
+        "    for descriptor in range(3):",
+        "        os.dup2(null, descriptor)",
+        "    time.sleep(600)",
+        "    os._exit(0)",
+        "print(child, flush=True)")
+    done = check(mpiexec(quick, 1, "--prefix=[{rank}] ", path, timeout=60))
+    child = int(done.stdout.split()[-1])
+    try:
+        assert is_running(child)
+    finally:
+        processes.end_tree(child)
+
+
 def is_running(pid: int) -> bool:
     """Tell whether a process is there and has not ended."""
     try:

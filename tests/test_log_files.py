@@ -188,6 +188,22 @@ def test_a_log_that_somebody_removes_is_made_again_when_it_is_full(tmp_path: Pat
     assert path.read_text().endswith("line 099\n")
 
 
+def test_what_a_file_system_reports_at_the_end_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS does if a quota is exceeded."""
+    log = RankLog(LogPlan(str(tmp_path / "rank-00003.n07.log")), "rank 3 on n07")
+    log.write(b"seven\n")
+    close = os.close
+
+    def close_and_fail(descriptor: int) -> None:
+        monkeypatch.undo()
+        close(descriptor)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "close", close_and_fail)
+    log.close(is_complete=True)
+    assert log.lost_from == 0
+
+
 def test_a_log_that_is_not_complete_stays_plain(tmp_path: Path) -> None:
     path = tmp_path / "rank-00003.n07.log"
     log = RankLog(LogPlan(str(path), compression="gzip"), "rank 3 on n07")

@@ -323,6 +323,39 @@ def test_workers_from_before_the_first_question_leave_signals_to_their_rank(quic
     assert check(alone(quick, "-c", program, timeout=60)).stdout == "ended\n"
 
 
+def test_a_worker_that_holds_pythons_lock_can_be_terminated(quick: Mpi) -> None:
+    program = ("import ctypes, mpiddp, multiprocessing, signal, time\n"
+               "context = multiprocessing.get_context('fork')\n"
+               "def hold():\n"
+               "    ready.set()\n"
+               "    ctypes.PyDLL(None).sleep(600)\n"
+               "mpiddp.should_stop()\n"
+               "ready, worker = context.Event(), context.Process(target=hold)\n"
+               "worker.start()\n"
+               "ready.wait()\n"
+               "time.sleep(0.5)\n"
+               "worker.terminate()\n"
+               "worker.join()\n"
+               "assert worker.exitcode == -signal.SIGKILL\n"
+               "print('ended')")
+    assert check(alone(quick, "-c", program, timeout=60)).stdout == "ended\n"
+
+
+def test_a_worker_can_end_itself_by_a_signal(quick: Mpi) -> None:
+    program = ("import mpiddp, multiprocessing, os, signal, time\n"
+               "def end(number):\n"
+               "    os.kill(os.getpid(), number)\n"
+               "    time.sleep(600)\n"
+               "mpiddp.should_stop()\n"
+               "for number in (signal.SIGUSR1, signal.SIGTERM):\n"
+               "    worker = multiprocessing.get_context('fork').Process(target=end, args=(number,))\n"
+               "    worker.start()\n"
+               "    worker.join()\n"
+               "    assert worker.exitcode == -number\n"
+               "print('ended')")
+    assert check(alone(quick, "-c", program, timeout=60)).stdout == "ended\n"
+
+
 def test_a_worker_whose_rank_is_gone_ends_by_the_signal_that_it_left_to_it(quick: Mpi) -> None:
     """It holds the pipe of the test until then."""
     program = ("import mpiddp, multiprocessing, os, signal, time\n"

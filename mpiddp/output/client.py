@@ -127,6 +127,11 @@ class RelayClient:
         self._channel.shut_down()
         return self._await(Forwarded, NO_TIMEOUT_S).lost
 
+    def abandon(self) -> None:
+        """Close the relay's descriptors in a forked child."""
+        self._helper.abandon()
+        self._descriptors.close()
+
     def close(self) -> None:
         """Close this process's descriptors of the relay."""
         self._helper.close()

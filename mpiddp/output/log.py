@@ -105,6 +105,7 @@ class RankLog:
         self._descriptor = -1  # -1 while the file is closed
         self._size = 0  # of the file, in bytes
         self._position = -1  # of the next byte, counting the file's earlier content; -1 until the first open
+        self._opened_at = 0  # the position when the file was opened
         self._missing = 0  # bytes lost since the last successful write
         self._ends_line = True
         self._tail = b""
@@ -219,12 +220,16 @@ class RankLog:
             self._size = os.fstat(self._descriptor).st_size
             if self._position < 0:
                 self._position = self._size
+            self._opened_at = self._position
 
     def _close(self) -> None:
-        if self._descriptor >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._descriptor)
-        self._descriptor = -1
+        """Close the file; NFS may report only now that it could not store what was written (man 2 close)."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            try:
+                os.close(descriptor)
+            except OSError as error:
+                self._report_loss(error, self._opened_at)
 
     def _report_loss(self, error: OSError, position: int) -> None:
         """Report the first loss of output, at a position, and record it in the index."""

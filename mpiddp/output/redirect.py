@@ -15,7 +15,7 @@ from ..base.stderr import STDERR, write_line
 from ..base.termination import flush_python
 from ..base.text import fill_fields
 from ..discovery.runtime import hostname
-from ..ipc.helper_process import file_identity, redirect_to_devnull
+from ..ipc.helper_process import OwnedDescriptors, file_identity, redirect_to_devnull
 from .client import RelayClient
 from .index import try_update_record
 from .protocol import ForwardConfig
@@ -65,6 +65,7 @@ class Output:
         open_closed_streams()
         self._relay = RelayClient() if relayed else None
         self._terminal: tuple[int, int] | None = None
+        self._descriptors = OwnedDescriptors()  # those of `_terminal`
         self._files: list[tuple[int, int]] = []  # the targets of stdout and stderr, as of file_identity()
         self._is_shown = True
         self._has_lost_output = self._is_folded = False
@@ -82,6 +83,9 @@ class Output:
             return -1
         flush_python()
         self._terminal = os.dup(1), os.dup(2)
+        for descriptor in self._terminal:
+            self._descriptors.add(descriptor)
+        os.register_at_fork(after_in_child=self._in_child)
         if self._relay is not None:
             self._is_folded = forward.folding is not None
             outflow = self._relay.start(forward, listener)
@@ -137,6 +141,14 @@ class Output:
                     self._log_end = os.stat(self._log.path).st_size
                     try_update_record(self._log, lost=self._log_end)
         write_line(f"mpiddp: the output relay of {self._rank_name} exited unexpectedly: {consequences}")
+
+    def _in_child(self) -> None:
+        """Close in a process that the script has forked what belongs to the rank: launchers wait for their streams."""
+        self._descriptors.close()
+        self._terminal = None
+        if self._relay is not None:
+            self._relay.abandon()
+            self._relay = None
 
     @property
     def terminal_fd(self) -> int:

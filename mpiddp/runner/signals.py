@@ -27,6 +27,10 @@ SIGACTION_BYTES = 256  # more than a struct sigaction of any C library on Linux
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)  # by which schedulers end a job
 PARENT_POLL_S, FOREVER_S = 1.0, 1e6
 THREAD_ACT_S = 0.005  # for our thread to act on a received signal
+TERMINATE_TIMEOUT_S = 1.0  # for a worker to act on terminate()
+TERMINATE_POLL_S = 0.001
+
+WORKER_FORKER = ".popen_fork"  # the module's name in multiprocessing, and in copies of it
 
 preloaded_handlers: dict[int, Any] = {}  # the C handlers that were there before us, as C's struct sigaction
 received = 0  # the most urgent stop signal received; 0 for none
@@ -174,6 +178,9 @@ def _before_fork() -> None:
 
 def _after_fork() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+    forker = sys._getframe(1).f_globals.get("__name__", "")
+    if _protecting and forker.endswith(WORKER_FORKER):
+        hook_terminate(forker)
 
 
 def _in_child() -> None:
@@ -187,16 +194,20 @@ def _in_child() -> None:
     mask = _forking.mask - _left
     _left.clear()
     forker = sys._getframe(1).f_globals.get("__name__", "")
-    if _protecting and forker.endswith(".popen_fork"):  # multiprocessing's, or a copy of it
+    if _protecting and forker.endswith(WORKER_FORKER):
         _left.update(free)
         defer_to_parent(_forking.rank)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask | _left)
 
 
 def defer_to_parent(parent: int) -> None:
-    """Make this worker obey only stop signals of its parent; programs that it starts get signals as usual."""
-    threading.Thread(target=obey_parent, args=(parent,), daemon=True).start()
-    hook_process_starts()
+    """Make this worker obey only stop signals of its parent and its own; its programs get signals as usual."""
+    try:
+        threading.Thread(target=obey_parent, args=(parent,), daemon=True).start()
+    except RuntimeError:  # no thread can be started: it gets the signals as under Python
+        _left.clear()
+    else:
+        hook_process_starts()
 
 
 def obey_parent(parent: int) -> None:
@@ -204,16 +215,19 @@ def obey_parent(parent: int) -> None:
 
     A DataLoader's worker ends with status 0, as in torch; its loader treats any other status as a failure.
     """
-    number = await_signal(parent)
+    number, sender = await_signal(parent)
     data = sys.modules.get("torch.utils.data")
-    if data is not None and data.get_worker_info() is not None:
+    if sender != os.getpid() and data is not None and data.get_worker_info() is not None:
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     os.kill(os.getpid(), number)
 
 
-def await_signal(parent: int) -> int:
-    """Return the first signal that the parent sent, or that another process sent if it has ended the parent, too."""
+def await_signal(parent: int) -> tuple[int, int]:
+    """Return the first signal that this process or its parent sent, and the sender.
+
+    A signal of another process counts if the parent has ended, too; its sender is 0 then.
+    """
     pending = 0
     while not pending or os.getppid() == parent:
         info = signal.sigtimedwait(_left, PARENT_POLL_S if pending else FOREVER_S)
@@ -221,11 +235,46 @@ def await_signal(parent: int) -> int:
             continue
         if info.si_signo not in _left:  # this process handles it itself by now
             os.kill(os.getpid(), info.si_signo)
-        elif info.si_pid == parent:
-            return info.si_signo
+        elif info.si_pid in (parent, os.getpid()):
+            return info.si_signo, info.si_pid
         else:
             pending = info.si_signo
-    return pending
+    return pending, 0
+
+
+@functools.cache
+def hook_terminate(module: str) -> None:
+    """Make terminate() of the workers that a module forks kill those that cannot act on SIGTERM.
+
+    The worker's thread that acts on it needs Python's lock (GIL), which native code may hold for ever.
+    """
+    workers = sys.modules[module].Popen
+    workers.terminate = with_kill(workers.terminate)
+
+
+def with_kill(terminate: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a method like Popen.terminate(), which kills a worker that still blocks SIGTERM after a second."""
+    @functools.wraps(terminate)
+    def terminate_or_kill(worker: Any) -> None:
+        terminate(worker)
+        deadline = time.monotonic() + TERMINATE_TIMEOUT_S
+        while worker.poll() is None and is_blocked(signal.SIGTERM, worker.pid):
+            if time.monotonic() > deadline:
+                worker.kill()
+                break
+            time.sleep(TERMINATE_POLL_S)
+
+    return terminate_or_kill
+
+
+def is_blocked(number: int, pid: int) -> bool:
+    """Return whether the main thread of a process blocks a signal (man 5 proc, SigBlk)."""
+    try:
+        with open(f"/proc/{pid}/status") as status:
+            masks = [int(line.split()[1], 16) for line in status if line.startswith("SigBlk:")]
+    except OSError:
+        return False
+    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 @functools.cache
