@@ -50,7 +50,7 @@ def check_data_loop(done: Done) -> None:
 LIGHTNING = pytest.mark.parametrize("program", ["lightning_trainer.py", "lightning_fabric.py"])
 
 
-(REQUEUED,) = re.findall(r"```python\n(if os.*?)```", (ROOT / "batch/README.md").read_text(), re.DOTALL)
+(REQUEUED,) = re.findall(r"```python\n(import os\n.*?)```", (ROOT / "batch/README.md").read_text(), re.DOTALL)
 BEFORE, STEP = """\
 import os, signal, torch, mpiddp
 from accelerate import Accelerator

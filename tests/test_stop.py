@@ -64,7 +64,8 @@ def test_a_signal_to_one_rank_stops_all_at_one_step(launcher: Launcher, number: 
     assert job.process.returncode == 75, text
 
 
-SNIPPET, = re.findall(r"```python\n(for batch in loader:\n.*?)```", (ROOT / "batch/README.md").read_text(), re.DOTALL)
+SNIPPET, = re.findall(
+    r"```python\n(import mpiddp\n\nfor batch in loader:\n.*?)```", (ROOT / "batch/README.md").read_text(), re.DOTALL)
 AROUND_IT = """\
 import os, sys, time, torch, mpiddp
 from torch.utils.data import DataLoader, Dataset
