@@ -221,6 +221,7 @@ def test_a_detached_child_lives_on_after_a_success_alone(mpi: Mpi, end: str, liv
         processes.end_tree(child)
 
 
+@pytest.mark.mpi
 def test_a_daemon_that_a_script_has_forked_does_not_hold_the_launcher(script: Script) -> None:
     """Under MPICH it holds it without mpiddp, too, by the connection for PMI."""
     path = script(
