@@ -329,7 +329,7 @@ def test_a_node_whose_link_is_down_is_named(cluster: Cluster) -> None:
     cut = 'if [ "$SLURMD_NODENAME" = node2 ]; then sleep 1; ip link set eth0 down; fi; exec "$@"'
     try:
         done = cluster.run("srun", "--mpi=pmix", "-N3", "-n3", "sh", "-c", cut, "sh", str(mpi.python), "-m", "mpiddp",
-                           "--startup-timeout", "8", str(HELLO), timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
+                           "--startup-timeout", "12", str(HELLO), timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
     finally:
         ip(*inside, "link", "set", "eth0", "up")
     cluster.take_back("node2")

@@ -114,8 +114,9 @@ def test_fruitless_starts_are_counted_over_requeues(tmp_path: Path) -> None:
         counter = start(number)
         assert (counter.fruitless, counter.requeues, counter.take()) == (before, requeues, number)
         counter.end(fruitless, has_progressed=not fruitless)
-    start(5).forget()
+    (counter := start(5)).forget()
     assert start(0).fruitless == 0
+    assert start(5).requeues == 5, "not stored"
     assert AttemptCounter(str(tmp_path), {}).fruitless == 0
 
 

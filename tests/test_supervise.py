@@ -178,6 +178,7 @@ def test_why(attempts: list[Attempt], limits: Limits, name: str, fields: dict[st
     (AGAIN, "SIGUSR1", [RAISED._replace(steps=0)], STOP), (STOP, "SIGUSR1", [RAISED], STOP),
     (STOP, "SIGUSR1", [RAISED, CRASHED._replace(steps=0, outside=True, signal="SIGUSR1")], REQUEUE),
     (Action.DONE, "SIGTERM", [RAISED._replace(status=0)], Action.DONE),
+    (REQUEUE, "SIGINT", [CRASHED._replace(outside=True, signal="SIGINT", silent=("n2",))], STOP),
 ])
 def test_a_signal_between_two_attempts(found: Action, name: str, attempts: list[Attempt], action: Action) -> None:
     words = {REQUEUE: message("supervise/signal_then_requeue", signal=name),

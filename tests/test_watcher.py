@@ -271,6 +271,16 @@ def test_ranks_that_a_launcher_does_not_end_after_rank_0_are_ended(watcher: Watc
     assert printed == events.PrintLine(message(name, host="n0"))
 
 
+def test_a_wait_in_mpi_init_is_reported_however_late_it_begins() -> None:
+    rank = Watcher(WATCHED._replace(first_on_node=True), 0.0)
+    begun = rank.handle(events.FromRank(Stage("MPI_Init")), 0.9 * WATCHED.timeout_s)
+    assert events.SetTimer("warn", WATCHED.timeout_s / 4) in begun
+    (probe,) = rank.handle(events.Due("warn"), 1.2 * WATCHED.timeout_s)
+    assert isinstance(probe, events.ProbeHosts)
+    assert f"has waited {WATCHED.timeout_s / 4:.0f} s in MPI_Init" in probe.line
+    assert events.CancelTimer("warn") in rank.handle(events.FromRank(Stage("roll call")), 1.3 * WATCHED.timeout_s)
+
+
 def test_a_step_daemon_that_is_killed_while_the_job_starts_ends_the_rank() -> None:
     watcher = Watcher(WATCHED, 0.0)
     watcher.handle(events.FromRank(Stage("MPI_Init")), 1.0)

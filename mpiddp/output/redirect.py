@@ -177,8 +177,7 @@ class Output:
                 self._relay.close()
             except (EOFError, OSError):
                 self._replace_relay()
-        for descriptor in self._terminal:
-            os.close(descriptor)
+        self._descriptors.close()
         self._terminal = None
         return self._has_lost_output
 

@@ -253,25 +253,29 @@ def hook_terminate(module: str) -> None:
 
 
 def with_kill(terminate: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a method like Popen.terminate(), which kills a worker that still blocks SIGTERM after a second."""
+    """Return a method like Popen.terminate(), which kills a worker whose thread takes SIGTERM and cannot act on it.
+
+    A signal that no thread takes is pending: a worker blocks it for a while that handles it itself.
+    """
     @functools.wraps(terminate)
     def terminate_or_kill(worker: Any) -> None:
         terminate(worker)
         deadline = time.monotonic() + TERMINATE_TIMEOUT_S
-        while worker.poll() is None and is_blocked(signal.SIGTERM, worker.pid):
+        while worker.poll() is None and is_masked(signal.SIGTERM, worker.pid, "SigBlk"):
             if time.monotonic() > deadline:
-                worker.kill()
+                if not is_masked(signal.SIGTERM, worker.pid, "ShdPnd"):
+                    worker.kill()
                 break
             time.sleep(TERMINATE_POLL_S)
 
     return terminate_or_kill
 
 
-def is_blocked(number: int, pid: int) -> bool:
-    """Return whether the main thread of a process blocks a signal (man 5 proc, SigBlk)."""
+def is_masked(number: int, pid: int, name: str) -> bool:
+    """Return whether a process's main thread blocks a signal (SigBlk), or one is pending (ShdPnd); man 5 proc."""
     try:
         with open(f"/proc/{pid}/status") as status:
-            masks = [int(line.split()[1], 16) for line in status if line.startswith("SigBlk:")]
+            masks = [int(line.split()[1], 16) for line in status if line.startswith(f"{name}:")]
     except OSError:
         return False
     return any(mask >> (number - 1) & 1 for mask in masks)

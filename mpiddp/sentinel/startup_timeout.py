@@ -36,12 +36,13 @@ class StartupTimeout:
 
     def begin_watch(self) -> list[events.WatcherAction]:
         """Return the first actions."""
-        return [events.SetTimer("warn", self._watched.timeout_s / 4), events.SetTimer("start", self._watched.timeout_s)]
+        return [events.SetTimer("start", self._watched.timeout_s)]
 
     def begin_stage(self, stage: str) -> list[events.WatcherAction]:
         """Note the stage that begins; the script has no name, and no deadline either."""
         self.stage = stage
-        actions: list[events.WatcherAction] = [events.CancelTimer("warn")] if stage != "MPI_Init" else []
+        actions: list[events.WatcherAction] = [
+            events.SetTimer("warn", self._mpi_warning_s) if stage == "MPI_Init" else events.CancelTimer("warn")]
         if self._is_late:
             actions.append(events.ToCoordinator(Stage(stage)))
         return actions if stage else [*actions, events.CancelTimer("start"), events.CancelTimer("late")]
@@ -67,16 +68,20 @@ class StartupTimeout:
         if timer == "late":
             self._is_late = True
             return [events.ToCoordinator(Stage(self.stage))]
-        waited_s = now_s - self.began_s
-        return self._warn(waited_s) if timer == "warn" else self._time_out(waited_s)
+        return self._warn() if timer == "warn" else self._time_out(now_s - self.began_s)
 
-    def _warn(self, waited_s: float) -> list[events.WatcherAction]:
-        """Print that the rank waits in MPI_Init, if it does."""
-        if self.stage != "MPI_Init" or not self._watched.first_on_node:
+    @property
+    def _mpi_warning_s(self) -> float:
+        """The seconds in MPI_Init after which the node's first rank warns."""
+        return self._watched.timeout_s / 4
+
+    def _warn(self) -> list[events.WatcherAction]:
+        """Print that the rank waits in MPI_Init, once per node."""
+        if not self._watched.first_on_node:
             return []
-        return [events.ProbeHosts(f"mpiddp: {self._watched.name} has waited {waited_s:.0f} s in MPI_Init, "
+        return [events.ProbeHosts(f"mpiddp: {self._watched.name} has waited {self._mpi_warning_s:.0f} s in MPI_Init, "
                                   "which returns when all ranks of the job have called it",
-                                  min(PROBE_HOSTS_TIMEOUT_S, self._watched.timeout_s / 4))]
+                                  min(PROBE_HOSTS_TIMEOUT_S, self._mpi_warning_s))]
 
     def _time_out(self, waited_s: float) -> list[events.WatcherAction]:
         """End the rank: in MPI_Init at once, in any other stage after a grace."""

@@ -205,7 +205,10 @@ def can_go_on(attempts: Sequence[Attempt], name: str) -> bool:
 
 def decide_after_signal(decision: Decision, name: str, attempts: Sequence[Attempt]) -> Decision:
     """Return `decision`, or what replaces it after a signal that asks the whole job to end."""
-    is_again, is_cut_off = decision.action is Action.AGAIN, is_from_outside(attempts[-1]) and can_go_on(attempts, name)
+    last = attempts[-1]
+    is_again = decision.action is Action.AGAIN or (
+        decision.action is Action.REQUEUE and last.outside and bool(last.silent))
+    is_cut_off = is_from_outside(last) and can_go_on(attempts, name)
     if is_cut_off or (is_again and name in REQUEUE_SIGNALS and any(attempt.steps for attempt in attempts)):
         return Decision(Action.REQUEUE, f"received {name}; the job can continue", without=decision.without)
     return Decision(Action.STOP, f"received {name}", without=decision.without) if is_again else decision

@@ -129,8 +129,9 @@ class Supervisor:
             self._running.forward(self._signal)
         attempt = self._running.wait(nodes, lambda: self._ask(nodes), lambda: cancel_step(plan.allocation, step))
         self._running = None
-        if attempt.status and self._wait_for_controller() and attempt.kind != ReportKind.ERROR:
-            attempt = attempt._replace(silent=self._ask(nodes))
+        may_start_again = attempt.status and not (attempt.has_stopped or attempt.is_explained)
+        if may_start_again and self._wait_for_controller() and attempt.kind != ReportKind.ERROR:
+            attempt = attempt._replace(silent=tuple(dict.fromkeys((*attempt.silent, *self._ask(nodes)))))
         if attempt.status and plan.error_file and os.path.exists(report):
             write_file(plan.error_file, Path(report).read_text())
         after = read_checkpoint_state(plan.progress_file)
@@ -222,9 +223,9 @@ class AttemptCounter:
     """Numbers the attempts: from 0, or after a requeue from the next number on.
 
     In a Slurm job, a hidden folder below `folder` has a file for each number. Each supervisor of the job has its own
-    folder. If none can be written, the first number is the number of Slurm's restarts, and so is `requeues`, the number
-    of the last starts in a row without progress. `fruitless` counts the last starts in a row that had to stop before
-    their first step; it is 0 if nothing is stored.
+    folder. If none can be written, the first number is the number of Slurm's restarts. `requeues` counts the last
+    starts in a row without progress; if nothing is stored, it is the number of Slurm's restarts. `fruitless` counts
+    the last starts in a row that had to stop before their first step; it is 0 if nothing is stored.
     """
 
     def __init__(self, folder: str, environ: Mapping[str, str]) -> None:
@@ -235,8 +236,9 @@ class AttemptCounter:
             restarts, own = count_slurm_restarts(environ), secrets.token_hex(4)
             self._folder = claim_free_folder(wanted, restarts, own, itertools.count(1)).folder
             if self._folder:
-                self.fruitless, self.requeues = (
-                    max(0, read_number(os.path.join(self._folder, name))) for name in (FRUITLESS_FILE, REQUEUES_FILE))
+                self.fruitless = max(0, read_number(os.path.join(self._folder, FRUITLESS_FILE)))
+                stored = read_number(os.path.join(self._folder, REQUEUES_FILE))
+                self.requeues = stored if stored >= 0 else restarts
             self._next = max([self._next, *(int(name) + 1 for name in list_names(self._folder) if name.isdecimal())])
 
     def take(self) -> int:
