@@ -9,6 +9,7 @@ start finds and removes what a killed run left.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -249,8 +250,10 @@ def remove_remains() -> None:
     for node in NODES:
         if Path("/run/netns", namespace(node)).exists():
             ip("netns", "delete", namespace(node))
-    if Path("/sys/class/net", BRIDGE).exists():
-        ip("link", "delete", BRIDGE)
+    for link in (BRIDGE, *(f"{BRIDGE}-{node}" for node in NODES)):  # a connection that closes keeps its namespace's
+        if Path("/sys/class/net", link).exists():
+            with contextlib.suppress(subprocess.CalledProcessError):  # the kernel was faster
+                ip("link", "delete", link)
     shutil.rmtree(RUN, ignore_errors=True)
 
 
