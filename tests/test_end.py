@@ -222,25 +222,26 @@ def test_a_detached_child_lives_on_after_a_success_alone(mpi: Mpi, end: str, liv
 
 
 @pytest.mark.mpi
-def test_a_daemon_that_a_script_has_forked_does_not_hold_the_launcher(script: Script) -> None:
+def test_a_daemon_that_a_script_has_forked_does_not_hold_the_launcher(script: Script, tmp_path: Path) -> None:
     """Under MPICH it holds it without mpiddp, too, by the connection for PMI."""
     path = script(
         "import os",
         "child = os.fork()",
         "if child == 0:",
+        f"    open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))",
         "    os.setsid()",
         "    null = os.open(os.devnull, os.O_RDWR)",
         "    for descriptor in range(3):",
         "        os.dup2(null, descriptor)",
         "    time.sleep(600)",
         "    os._exit(0)",
-        "print(child, flush=True)")
-    done = check(mpiexec(MPIS["openmpi5"], 1, "--prefix=[{rank}] ", path, timeout=60))
-    child = int(done.stdout.split()[-1])
+        f"while not os.path.exists({str(tmp_path / 'pid')!r}):",
+        "    time.sleep(0.01)")
     try:
-        assert is_running(child)
+        check(mpiexec(MPIS["openmpi5"], 1, "--prefix=[{rank}] ", path, timeout=30))
+        assert is_running(int((tmp_path / "pid").read_text()))
     finally:
-        processes.end_tree(child)
+        processes.end_tree(int((tmp_path / "pid").read_text()))
 
 
 def is_running(pid: int) -> bool:

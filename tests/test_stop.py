@@ -342,6 +342,26 @@ def test_a_worker_that_holds_pythons_lock_can_be_terminated(quick: Mpi) -> None:
     assert check(alone(quick, "-c", program, timeout=60)).stdout == "ended\n"
 
 
+def test_a_worker_that_blocks_sigterm_for_a_while_handles_it_then(quick: Mpi) -> None:
+    program = ("import mpiddp, multiprocessing, os, signal, time\n"
+               "context = multiprocessing.get_context('fork')\n"
+               "def write():\n"
+               "    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))\n"
+               "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+               "    ready.set()\n"
+               "    time.sleep(3)\n"
+               "    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])\n"
+               "mpiddp.should_stop()\n"
+               "ready, worker = context.Event(), context.Process(target=write)\n"
+               "worker.start()\n"
+               "ready.wait()\n"
+               "worker.terminate()\n"
+               "worker.join()\n"
+               "assert worker.exitcode == 7\n"
+               "print('ended')")
+    assert check(alone(quick, "-c", program, timeout=60)).stdout == "ended\n"
+
+
 def test_a_worker_can_end_itself_by_a_signal(quick: Mpi) -> None:
     program = ("import mpiddp, multiprocessing, os, signal, time\n"
                "def end(number):\n"

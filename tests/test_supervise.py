@@ -630,7 +630,7 @@ KINDS = ("once", "always", "SIGKILL", "SIGSEGV", "device", "node", "link", "SIGS
 CELLS = [  # each kind under srun with PMIx and one other launcher; the loss of a node under all
     (kind, launcher) for row, kind in enumerate(KINDS) for column, launcher in enumerate(LAUNCHERS)
     if launcher == "pmix" or kind == "node" or column == row % 4 + 1]
-IN_TESTS_RUN = [("node", "pmix")]
+IN_TESTS_RUN = [("node", "pmix"), ("down", "pmix")]
 STATES = {"always": ["again", "again", "stop"], "disk": ["again", "stop"]}
 BY_THE_CHECKPOINT = ("always", "disk")  # the training does not finish
 LEFT_OUT = ("device", "node", "link", "down")
