@@ -95,6 +95,8 @@ AGAIN, STOP, REQUEUE = Action.AGAIN, Action.STOP, Action.REQUEUE
     ([RAISED, RAISED._replace(cause="KeyError: 7")], TWO, AGAIN, ("n1", "n2"), ()),
     ([RAISED._replace(steps=None), RAISED._replace(steps=None, seconds=62)], TWO, STOP, (), ()),
     ([RAISED._replace(steps=None), RAISED._replace(steps=None, seconds=120)], TWO, AGAIN, ("n1", "n2"), ()),
+    ([RAISED._replace(steps=None, seconds=0.5), RAISED._replace(steps=None, seconds=4.0)], TWO, STOP, (), ()),
+    ([RAISED._replace(steps=None, seconds=0.5), RAISED._replace(steps=None, seconds=9.0)], TWO, AGAIN, POOL[:2], ()),
     ([RAISED], Limits(2, 2, 0), STOP, (), ()),
     ([RAISED], Limits(2, 2, 3, left_s=20), REQUEUE, (), ()),
     ([RAISED._replace(outside=True, signal="SIGTERM")], TWO, STOP, (), ()),

@@ -16,6 +16,7 @@ from ..failure.root_cause import OUT_OF_MEMORY, ReportKind
 MIN_ATTEMPT_S = 30.0  # for a start and a few steps; no attempt starts with less time left
 FALSE_EXCLUSION_BUDGET = 0.01  # expected number of healthy nodes excluded by chance in a job's whole life
 LENGTH_TOLERANCE = 0.25  # largest relative difference of two attempts that count as equally long
+START_VARIATION_S = 5.0  # between two starts of the same job: they count as equally long, too
 LONG_ATTEMPT_S = 600.0  # attempts longer than this are never "the same failure by coincidence"
 MAX_FRUITLESS_STARTS = 2  # in a row, each stopped before its first step
 BROKEN_DEVICE_WORDS = (  # in errors of CUDA, NCCL and drivers that a device causes, never the script
@@ -250,7 +251,7 @@ def describe_same_failure(before: Attempt, last: Attempt) -> str:
     longer_s = max(before.seconds, last.seconds)
     if before.host != last.host and last.kind in EXTERNAL_KINDS and longer_s > LONG_ATTEMPT_S:
         return ""
-    is_equally_long = abs(before.seconds - last.seconds) <= LENGTH_TOLERANCE * longer_s
+    is_equally_long = abs(before.seconds - last.seconds) <= max(LENGTH_TOLERANCE * longer_s, START_VARIATION_S)
     return f"after about the same time {NAME_CHECKPOINTS}" if is_equally_long else ""
 
 
