@@ -287,14 +287,20 @@ class Connector:
             self._on_result(None, f"cannot connect to {self._server} at {endpoint}: {error}")
 
 
-def enable_keepalive(connection: socket.socket) -> None:
-    """Make the kernels probe the connection from time to time, without waking a process."""
+def enable_keepalive(connection: socket.socket, may_stall: bool = False) -> None:
+    """Make the kernels probe the connection from time to time, without waking a process.
+
+    With `may_stall` the peer may read nothing for a long time, as a relay whose terminal is stopped: TCP_USER_TIMEOUT
+    would end the connection, although the peer's kernel answers (tcp_probe_timer() in Linux).
+    """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    timeout_ms = 1000 * KEEPALIVE_INTERVAL_S * (KEEPALIVE_PROBES + 1)
     for option, value in ((socket.TCP_KEEPIDLE, KEEPALIVE_INTERVAL_S), (socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S),
-                          (socket.TCP_KEEPCNT, KEEPALIVE_PROBES), (socket.TCP_USER_TIMEOUT, timeout_ms)):
+                          (socket.TCP_KEEPCNT, KEEPALIVE_PROBES)):
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    if not may_stall:
+        timeout_ms = 1000 * KEEPALIVE_INTERVAL_S * (KEEPALIVE_PROBES + 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
 
 
 def timer_name(connection: socket.socket) -> str:

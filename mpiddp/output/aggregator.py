@@ -109,7 +109,7 @@ class Aggregator:
     def _admit(self, connection: socket.socket) -> None:
         """Accept the authenticated connection of another relay."""
         connection.settimeout(None)
-        enable_keepalive(connection)
+        enable_keepalive(connection, may_stall=True)
         self._last_source += 1
         self._connections[self._last_source] = frames = FrameConnection(connection)
         self._loop.watch(frames.fileno(), partial(self._receive, self._last_source))

@@ -120,7 +120,7 @@ class Upstream:
         """Connect to the relay that listens at `address`, on behalf of these ranks; raise OSError."""
         self._loop = loop
         self._socket = socket.create_connection(address, timeout=CONNECT_TIMEOUT_S)
-        enable_keepalive(self._socket)
+        enable_keepalive(self._socket, may_stall=True)
         self._connection, self._challenge = FrameConnection(self._socket), ClientHandshake(token)
         self._socket.sendall(self._challenge.nonce)
         self._unsent: list[tuple[FrameKind, bytes]] | None = [
