@@ -205,14 +205,17 @@ def can_go_on(attempts: Sequence[Attempt], name: str) -> bool:
 
 
 def decide_after_signal(decision: Decision, name: str, attempts: Sequence[Attempt]) -> Decision:
-    """Return `decision`, or what replaces it after a signal that asks the whole job to end."""
+    """Return `decision`, or what replaces it after a signal that asks the whole job to end.
+
+    After Ctrl-C or SIGHUP the job is requeued only if all its ranks had agreed to stop.
+    """
     last = attempts[-1]
-    is_again = decision.action is Action.AGAIN or (
-        decision.action is Action.REQUEUE and last.outside and bool(last.silent))
+    may_replace = decision.action is Action.AGAIN or (decision.action is Action.REQUEUE and (
+        bool(last.outside and last.silent) or (name not in REQUEUE_SIGNALS and not last.has_stopped)))
     is_cut_off = is_from_outside(last) and can_go_on(attempts, name)
-    if is_cut_off or (is_again and name in REQUEUE_SIGNALS and any(attempt.steps for attempt in attempts)):
+    if is_cut_off or (may_replace and name in REQUEUE_SIGNALS and any(attempt.steps for attempt in attempts)):
         return Decision(Action.REQUEUE, f"received {name}; the job can continue", without=decision.without)
-    return Decision(Action.STOP, f"received {name}", without=decision.without) if is_again else decision
+    return Decision(Action.STOP, f"received {name}", without=decision.without) if may_replace else decision
 
 
 def choose_nodes(former: Sequence[str], pool: Sequence[str], suspects: Collection[str],
