@@ -52,6 +52,7 @@ def init_process_group(
         raise ValueError("the default process group already exists; call mpiddp.destroy_process_group() first")
     settings = _settings(os.environ, backend)
     job = _start(comm, settings, is_watched=launched is not None)
+    job.membership.use_device()
     job.membership.create_group(settings.group_timeout if timeout is None else timeout, job.refuse_alone)
     if job.guard is not None:
         job.guard.watch_exceptions()

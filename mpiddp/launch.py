@@ -10,7 +10,7 @@
                     6  send what torch sees to rank 0, and receive the rest of the plan
                     7  connect to rank 0's store
       watch()       8  connect the sentinels: from here on all ranks end together
-    create_group()  9  create the process group
+    set_up_torch()  9  choose the GPU, and create the process group
 
 Then the script runs in this process (runner/lifecycle.py: run_script, leave_job). A start that fails before step 8 is
 refused: one rank prints a named reason, and every rank exits with status 3. Whatever fails later ends the job on all
@@ -125,9 +125,7 @@ def start(config: LaunchConfig) -> RunningJob:
     if config.explain is None:
         enable_line_buffering()
         started.termination.redirect_output(choose_output_target(membership, config))
-    if config.init:
-        sentinel.report_stage("process group")
-        create_group(started, config)  # 9
+    set_up_torch(started, config, sentinel)  # 9
     timeline.begin_stage("ready")
     if config.stage:
         from .staging.stage import update_record
@@ -207,11 +205,22 @@ def watch(
     return RunningJob(membership, termination, stop, write_trace)
 
 
-def create_group(started: RunningJob, config: LaunchConfig) -> None:
-    """Create the process group; end the job on all ranks if that fails."""
+def set_up_torch(started: RunningJob, config: LaunchConfig, sentinel: SentinelClient) -> None:
+    """Make this rank's device torch's current one, and create the process group unless the script does.
+
+    End the job on all ranks if that fails: a GPU may be faulty, or in use by another job. A program that is no script,
+    such as the check, chooses its device itself.
+    """
     assert started.termination
     try:
+        if config.script is not None and started.membership.environment.device.type != "cpu":
+            timeline.begin_stage("device")
+            sentinel.report_stage("device")
+            started.membership.use_device()
+        if not config.init:
+            return
         timeline.begin_stage("process group")
+        sentinel.report_stage("process group")
         started.membership.create_group(config.group_timeout, started.refuse_alone)
         if config.trace_file:
             timeline.begin_stage("first collective")

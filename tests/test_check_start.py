@@ -184,7 +184,7 @@ def test_a_second_start_compares_with_the_first(quick: Mpi, first_check: tuple[D
     said = [line for line in done.stderr.splitlines() if line.startswith("mpiddp: warning: slow-node: ")]
     slower = [own for line in said for own in find("check/slower_than_before", line, metric="matrix product")]
     assert slower and float(slower[0]["ratio"]) < 0.7, done.stderr
-    assert len(history.read_entries(str(file))[0]) == 11
+    assert len(history.read_entries(str(file), {os.uname().nodename})[0]) == 11
 
 
 @pytest.mark.thorough("test_a_folder_that_cannot_be_written_is_told")
@@ -200,13 +200,14 @@ def entry(host: str, at: float, kind: str = f"1 x {KIND}", **values: float) -> h
 
 def test_a_history_is_read_back(tmp_path: Path) -> None:
     path = str(tmp_path / "f")
-    assert history.read_entries(path) == ([], 0)
+    assert history.read_entries(path, {"n1"}) == ([], 0)
     for at in range(6):
         history.append_entries(path, [entry("n1", at, matrix=at), entry("n2", at, matrix=1.0)][: 1 if at > 3 else 2])
-    known, damaged = history.read_entries(path)
+    known, damaged = history.read_entries(path, {"n1", "n2"})
     assert damaged == 0
     assert [one.time for one in known if one.host == "n1"] == list(range(6))
     assert len([one for one in known if one.host == "n2"]) == 4
+    assert {one.host for one in history.read_entries(path, {"n2"})[0]} == {"n2"}
 
 
 @pytest.mark.parametrize("damage", ['{"time": 1, "ho', "[]", "null", '{"time": 1}', "word\n",
@@ -221,9 +222,9 @@ def test_a_damaged_line_is_left_out(tmp_path: Path, damage: str) -> None:
     history.append_entries(str(path), [entry("n1", 1, matrix=1)])
     with path.open("a") as file:
         file.write(damage)
-    assert history.read_entries(str(path)) == ([entry("n1", 1, matrix=1)], 1)
+    assert history.read_entries(str(path), {"n1", "a"}) == ([entry("n1", 1, matrix=1)], 1)
     history.append_entries(str(path), [entry("n1", 2, matrix=2)])
-    assert history.read_entries(str(path)) == ([entry("n1", 1, matrix=1), entry("n1", 2, matrix=2)], 1)
+    assert history.read_entries(str(path), {"n1", "a"}) == ([entry("n1", 1, matrix=1), entry("n1", 2, matrix=2)], 1)
 
 
 @pytest.mark.light
@@ -234,7 +235,7 @@ def test_jobs_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     env = {**os.environ, **on_path(ROOT)}
     jobs = [processes.start([sys.executable, "-c", code, f"{tmp_path}/f", f"n{at}"], env) for at in range(3)]
     assert [one.wait(60) for one in jobs] == [0, 0, 0]
-    known, damaged = history.read_entries(f"{tmp_path}/f")
+    known, damaged = history.read_entries(f"{tmp_path}/f", {"n0", "n1", "n2"})
     assert damaged == 0 and len(known) == 75
 
 
@@ -250,7 +251,7 @@ def test_a_host_is_accused_by_its_past_when_it_is_so_in_each_pass(tmp_path: Path
     """Figures of other ranks are no measure."""
     path = str(tmp_path / "f")
     history.append_entries(path, [entry("n1", at, matrix=100.0 + at % 3) for at in range(9)])
-    past = history.History(path)
+    past = history.History(path, {"n1"})
     now = measured("n1", matrix=[60.0])
     assert [one.text for one in past.compare(now)] == [
         message("check/slower_than_before", host="n1", metric="matrix product", ratio="0.59", checks=9)]

@@ -415,6 +415,16 @@ def test_a_host_beside_its_own_past() -> None:
                                       for host, values in kept.items()}) == []
 
 
+def test_what_most_hosts_have_in_common_excludes_none_of_them() -> None:
+    past = {f"n{node}": {"matrix": [1e12] * 4, "import": [8.0] * 4, "folder-write": [1e9] * 4} for node in range(3)}
+    figures = own(**{"matrix": [0.8e12, 1e12, 1e12], "import": [60.0, 60.0, 8.0], "folder_write": [1e6] * 3})
+    common, single = regressions(figures, past)
+    assert (common.text, common.hosts, common.nodes) == (
+        message("check/worse_than_before", nodes="2 nodes", metric="import of torch"), (), (0, 1))
+    assert (single.metric, single.hosts) == ("matrix", ("n0",))
+    assert [finding.hosts for finding in regressions(own(**{"import": [60.0, 8.0, 8.0]}), past)] == [("n0",)]
+
+
 def share(metric: str, value: str, peak: str, ratio: str) -> str:
     return message("check/peak_rate", metric=metric, value=value, peak=peak, share=ratio)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,12 +28,26 @@ from mpiddp.planning.environment import Endpoint
 from mpiddp.planning.gpus import GpuChoice, RankGpus, choose_gpus
 from mpiddp.planning.job import Placement
 from mpiddp.planning.problems import Advice
+from tests import processes
 from tests.cluster import Cluster
 from tests.messages import find, message
-from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, Mpi, check, first_of, mpiexec
+from tests.support import (
+    DEADLINE_S,
+    MPIS,
+    PROGRAMS,
+    ROOT,
+    Mpi,
+    check,
+    first_of,
+    mpiexec,
+    mpiexec_command,
+    need,
+    single_node_environ,
+)
 
 SCRIPT = Script("train.py")
 ENDPOINT = Endpoint("127.0.0.1", 4000, "token", "run")
+IMAGINED = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/standins/accelerator'}"}
 
 
 def board(name: str, numa: int = 0) -> Gpu:
@@ -522,14 +537,38 @@ def test_local_ranks_are_in_the_order_of_ranks() -> None:
 @pytest.mark.thorough("the unit tests of the choice of a device")
 def test_an_accelerator_that_torch_learns_of_from_a_package(quick: Mpi) -> None:
     """Nothing of ours knows its name: torch.accelerator tells its type and number, torch.distributed its backend."""
-    env = {"PYTHONPATH": str(ROOT / "tests" / "standins" / "accelerator")}
-    done = check(mpiexec(quick, 2, PROGRAMS / "which_device.py", env=env))
+    done = check(mpiexec(quick, 2, PROGRAMS / "which_device.py", env=IMAGINED))
     assert sorted(done.stdout.splitlines()) == [f"{at}: imagined:{at} imagiccl imagined:{at}" for at in range(2)]
     assert "2 ranks on 1 node, imagiccl on imagined, " in done.stderr
-    done = mpiexec(quick, 3, PROGRAMS / "which_device.py", env=env)
+    done = mpiexec(quick, 3, PROGRAMS / "which_device.py", env=IMAGINED)
     assert done.returncode == 3
     assert "mpiddp: cannot start: too-few-gpus" in done.stderr
     assert find("launch/too_few_gpus", done.stderr, gpus="2 GPUs")
+
+
+@pytest.mark.parametrize("how", [
+    "-m mpiddp", pytest.param("-m mpiddp --no-init", marks=pytest.mark.thorough),
+    pytest.param("", marks=pytest.mark.thorough),
+])
+def test_a_device_that_fails_when_it_is_first_used_is_reported(quick: Mpi, tmp_path: Path, how: str) -> None:
+    """It may be faulty, or in use by another job: the report names the rank, for the user and the supervisor."""
+    need(quick.missing())
+    program = tmp_path / "own_main.py"
+    program.write_text("import mpiddp\nmpiddp.init_process_group()\nprint('runs')\n")
+    done = processes.run(*mpiexec_command(quick, 2, *how.split(), program), timeout=DEADLINE_S,
+                         env={**single_node_environ(quick), **IMAGINED, "IMAGINED_BUSY": "1"})
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1, done.stderr
+    assert "busy or unavailable" in done.stderr
+    assert "runs" not in done.stdout
+
+
+@pytest.mark.thorough("test_a_device_that_does_not_compute_or_answer_is_told")
+def test_a_check_goes_on_without_a_device_that_fails_when_it_is_first_used(quick: Mpi) -> None:
+    done = mpiexec(quick, 2, "--quick", "--nodes-only", env={**IMAGINED, "IMAGINED_BUSY": "1"}, module="mpiddp.check")
+    told = check(done, 1).stdout
+    (fault,) = find("check/device_broken", told, device=f"{os.uname().nodename}: imagined:1")
+    assert "busy or unavailable" in fault["error"]
 
 
 @pytest.mark.parametrize(("options", "cgroup", "devices", "uuids"), first_of([

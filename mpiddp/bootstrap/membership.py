@@ -36,7 +36,7 @@ def join_job(
     rendezvous: Rendezvous, place: RankPosition, plan: PostTorchPlan, config: LaunchConfig, saved: SavedEnv,
     server: dist.Store | None,
 ) -> Membership:
-    """Set this rank's variables and device, connect it to the store, and return its membership. Collective.
+    """Set this rank's variables, connect it to the store, and return its membership. Collective.
 
     `saved` holds the former values of the variables that are set already. `server` is rank 0's store, None elsewhere.
     Raises LaunchError `log-unwritable`, `no-zstd`, `address-unreachable` or `port-taken`, on every rank.
@@ -46,7 +46,7 @@ def join_job(
     saved = saved | set_missing_env(missing) | set_env(
         script_env(place, endpoint, config.virtual_local_rank, runtime.count_restarts(os.environ)))
     environment = JobEnv(*place, master_addr=endpoint.address, master_port=endpoint.port, backend=plan.backend,
-                         device=devices.use_device(plan.device))
+                         device=torch.device(plan.device))
     log = open_log(rendezvous, place, config, endpoint.run_id) if config.log_dir else LogPlan()
     share = join_folding(rendezvous, place, endpoint, config) if config.output_filter.folded else None
     groups = GroupMaker(environment, job_store.KeySpaces(connect(rendezvous, endpoint), endpoint.token))
@@ -98,6 +98,10 @@ class Membership:
                             self.endpoint.run_id, config.abort_grace_s, exits, self.log, config.error_file,
                             f"{env.node_rank} {runtime.read_pid_namespace()}", self.endpoint.port,
                             memory_advice(scheduler.memory_use, scheduler.memory) if scheduler else "")
+
+    def use_device(self) -> None:
+        """Make this rank's device torch's current one: CUDA's first call, which raises RuntimeError for a faulty GPU."""
+        devices.use_device(str(self.environment.device))
 
     def create_group(
         self, timeout: timedelta | None, give_up: Callable[[LocalLaunchError], object], binds: bool = True

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from ..base import files
@@ -17,6 +18,8 @@ from .bench.timeouts import run_with_timeout
 from .stats.baseline import best_by_host, regressions
 from .stats.schema import Finding, Measurements
 from .stats.text import count_text
+
+HOST = re.compile(rb'"host": "([^"\\]*)"')  # as make_entries() and json write it
 
 
 class Entry(NamedTuple):
@@ -32,15 +35,15 @@ class Entry(NamedTuple):
 
 
 class History:
-    """The earlier checks in a file, on rank 0."""
+    """The earlier checks of a job's hosts in a file, on rank 0."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, hosts: Collection[str]) -> None:
         """Read the file."""
         self._path, self._error = path, ""
         self._entries: list[Entry] = []
         self._damaged = 0
         try:
-            self._entries, self._damaged = run_with_timeout(FOLDER_TIMEOUT_S, lambda: read_entries(path))
+            self._entries, self._damaged = read_entries(path, hosts)
         except OSError as error:
             self._error = _error_text(error, path)
 
@@ -87,17 +90,26 @@ def make_entries(measured: Measurements, now: float) -> list[Entry]:
     return [Entry(round(now, 1), host, kinds[host], values) for host, values in best_by_host(measured).items()]
 
 
-def read_entries(path: str) -> tuple[list[Entry], int]:
-    """Return the entries of a file and the number of damaged lines, ([], 0) without a file. Raises OSError."""
+def read_entries(path: str, hosts: Collection[str]) -> tuple[list[Entry], int]:
+    """Return the entries of hosts in a file and the number of damaged lines, ([], 0) without a file. Raises OSError.
+
+    The file may have the checks of a whole site.
+    """
+    def read() -> bytes:
+        with open(files.open_for_reading(path), "rb") as file:
+            return file.read()
+
     try:
-        with open(files.open_for_reading(path), errors="replace") as file:
-            entries = [_parse_entry(line) for line in file if line.strip()]
+        lines = run_with_timeout(FOLDER_TIMEOUT_S, read).splitlines()
     except FileNotFoundError:
         return [], 0
+    wanted = {host.encode() for host in hosts}
+    entries = [_parse_entry(line) for line in lines
+               if line.strip() and not ((match := HOST.search(line)) and match[1] not in wanted)]
     return [entry for entry in entries if entry], entries.count(None)
 
 
-def _parse_entry(line: str) -> Entry | None:
+def _parse_entry(line: bytes) -> Entry | None:
     try:
         entry: dict[str, Any] = json.loads(line)
         values = {str(name): float(value) for name, value in entry["values"].items()}
@@ -116,7 +128,7 @@ def append_entries(path: str, entries: Sequence[Entry]) -> None:
     descriptor = files.open_for_writing(path, append=True)
     try:
         with open(files.open_for_reading(path), "rb") as file:
-            is_torn = file.read()[-1:] not in (b"", b"\n")
+            is_torn = bool(size := os.fstat(file.fileno()).st_size) and os.pread(file.fileno(), 1, size - 1) != b"\n"
         lines = "".join(f"{json.dumps(entry._asdict())}\n" for entry in entries)
         write_all(descriptor, b"\n" * is_torn + lines.encode())
     finally:

@@ -9,6 +9,8 @@ import os
 import time
 from collections.abc import Sequence
 
+import torch
+
 from ..base import timeline
 from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
@@ -16,7 +18,6 @@ from ..base.ranks import RankPosition
 from ..base.stderr import warn
 from ..base.text import MAX_LISTED, fold_hosts
 from ..bootstrap.rollcall import Rendezvous
-from ..discovery.devices import use_device
 from ..discovery.process import read_boot_id
 from ..discovery.schedulers import find_scheduler
 from . import PASS_PAUSE_S, PASSES, RANK_BUDGET_S
@@ -38,7 +39,7 @@ def check_nodes(roll: Rendezvous, place: RankPosition, device: str, config: Laun
     LocalLaunchError, with the ranks that are still measuring.
     """
     timeline.begin_stage(IDENTIFYING)
-    torch_device, judge = use_device(device), Judge(config)
+    torch_device, judge = torch.device(device), Judge(config)
     turn, turns = roll.exchange(IDENTIFYING, (describe_rank(place, torch_device), read_boot_id()), judge.assign_turns)
     result, lines = RankResult({}, []), None
     for pass_number in range(PASSES):
@@ -70,7 +71,8 @@ class Judge:
 
         Nodes on the same machine, such as containers, would disturb each other.
         """
-        self._history = History(self._config.check_history) if self._config.check_history else None
+        hosts = {info.host for info, _ in facts}
+        self._history = History(self._config.check_history, hosts) if self._config.check_history else None
         self._measured = no_measurements(tuple(info for info, _ in facts))
         turns = split_into_turns({info.node: {machine or f"node {info.node}"} for info, machine in facts})
         self._turns = len(turns)

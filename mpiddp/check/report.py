@@ -40,10 +40,10 @@ def run_check(ranks: RpcController, env: JobEnv, options: CheckOptions, startup_
     if not options.nodes_only and not backend:
         options = options._replace(nodes_only=True)
         notes.append(f"links between ranks were not measured: {env.backend} is not supported, only gloo and NCCL")
-    history = History(options.history) if options.history else None
     controller = Controller(ranks, env.world_size, startup_timeout_s)
     controller.compare_clocks()
     measured = controller.run_passes(1 if options.quick else PASSES, not options.nodes_only)
+    history = History(options.history, {info.host for info in measured.ranks}) if options.history else None
     findings = [*all_findings.find_all(measured), *(history.compare(measured) if history else ())]
     notes += all_findings.notes(measured, backend or env.backend)
     if options.quick:

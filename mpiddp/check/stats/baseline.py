@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from .link_findings import NODE_QUANTILE, Role, by_node
 from .outliers import PeerSample, best, median_passes
 from .schema import CLOCK, LATENCY, LINK_METRICS, RANK_METRICS, Finding, Measurements, Metric, Nodes, Passes, Subject
-from .text import format_ratio
+from .text import count_text, format_ratio
 
 MIN_CHECKS = 3  # with two, one wrong check would be half of them
 MAX_CHECKS = 20  # the newest: a repaired or upgraded node gets a new baseline
@@ -19,14 +19,14 @@ def passes_by_host(measured: Measurements) -> dict[str, dict[str, Passes]]:
     """Return each host's metrics: the medians of its ranks, or of its links to others, in each pass.
 
     A link's metric has an entry for each role of the host, such as "large sends". Hostnames of several nodes are
-    omitted.
+    omitted, and so is the working directory: it need not be the one of earlier checks.
     """
     nodes = Nodes(measured.ranks)
     by_host: dict[str, dict[str, Passes]] = {host: {} for host in nodes.hosts_to_exclude(nodes.ranks)}
     for name, by_rank in measured.by_rank.items():
         for node, ranks in nodes.ranks.items():
             passes = [by_rank[rank] for rank in ranks if by_rank.get(rank)]
-            if passes and nodes.host[node] in by_host and name != CLOCK:
+            if passes and nodes.host[node] in by_host and name != CLOCK and not name.startswith("folder-"):
                 by_host[nodes.host[node]][name] = median_passes(passes)
     for name, links in measured.links.items():
         for role in (Role.SENDS,) if name == LATENCY else Role:
@@ -44,11 +44,14 @@ def best_by_host(measured: Measurements) -> dict[str, dict[str, float]]:
 
 
 def regressions(measured: Measurements, baseline: Baseline) -> list[Finding]:
-    """Return findings about hosts that are worse in each pass than in their earlier checks."""
+    """Return findings about hosts that are worse in each pass than in their earlier checks.
+
+    What most hosts have in common, such as a file system that is busy, is no reason to exclude one of them.
+    """
     node_of = {host: node for node, host in Nodes(measured.ranks).host.items()}
     by_host = passes_by_host(measured)
     count = max((len(passes) for metrics in by_host.values() for passes in metrics.values()), default=0)
-    findings = []
+    findings: dict[str, list[Finding]] = {}  # by metric, as a label
     for host, metrics in by_host.items():
         for name, passes in metrics.items():
             earlier = [[value] * count for value in baseline.get(host, {}).get(name, ())][-MAX_CHECKS:]
@@ -63,9 +66,15 @@ def regressions(measured: Measurements, baseline: Baseline) -> list[Finding]:
                     text = f"{label} at {format_ratio(score.ratio)} of its own median"
                 else:
                     text = f"{label} {metric.format(score.value)}, {metric.format(score.peer_median)} is its own median"
-                findings.append(Finding(Subject.NODE, f"{host}: {text} of {len(earlier)} checks", (host,),
-                                        (node_of[host],), (), key, score.ratio))
-    return sorted(findings, key=lambda finding: finding.ratio)
+                findings.setdefault(label, []).append(Finding(
+                    Subject.NODE, f"{host}: {text} of {len(earlier)} checks", (host,), (node_of[host],), (), key,
+                    score.ratio))
+    for label, alike in findings.items():
+        if len(alike) > max(1, len(by_host) // 2):
+            text = f"{count_text(len(alike), 'node')}: {label} worse than the median of their own checks"
+            nodes = tuple(finding.nodes[0] for finding in alike)
+            findings[label] = [Finding(Subject.NODE, text, (), nodes, (), alike[0].metric, alike[0].ratio)]
+    return sorted((finding for alike in findings.values() for finding in alike), key=lambda finding: finding.ratio)
 
 
 def _metric_of(name: str) -> Metric:

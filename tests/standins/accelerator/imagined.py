@@ -1,9 +1,12 @@
 """An accelerator that torch learns of from a package when it is imported, as of Ascend's or Gaudi's.
 
-It has two devices and a backend, which is gloo, and no kernels. Torch calls it PrivateUse1.
+It has two devices and a backend, which is gloo, and no kernels. Torch calls it PrivateUse1. The device with the number
+IMAGINED_BUSY fails when it is first used, as a GPU on which another job runs.
 """
 
 from __future__ import annotations
+
+import os
 
 import torch
 import torch.distributed as dist
@@ -31,6 +34,8 @@ class Module:
 
     def set_device(self, device: torch.device) -> None:
         self.current = torch.device(device).index
+        if str(self.current) == os.environ.get("IMAGINED_BUSY"):
+            raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
 
     def _is_in_bad_fork(self) -> bool:
         return False
