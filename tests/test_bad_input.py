@@ -142,11 +142,16 @@ def test_a_python_without_mpi4py(quick: Mpi) -> None:
 
 
 @pytest.mark.torch
-def test_a_torch_that_does_not_import(quick: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')\n")
+@pytest.mark.parametrize("error", [
+    "ImportError('libcudart.so.12: cannot open shared object file')",
+    "RuntimeError('Failed to load the backend extension: torch_npu') from ImportError('libhccl.so: no such file')",
+])
+def test_a_torch_that_does_not_import(quick: Mpi, tmp_path: Path, error: str) -> None:
+    (tmp_path / "torch.py").write_text(f"raise {error}\n")
     done = mpiexec(quick, 2, HELLO, env={"PYTHONPATH": str(tmp_path)})
     check_refused(done, 3, "cannot start: torch-unusable")
     assert f"({quick.python})" in done.stderr
+    assert all(text in done.stderr for text in error.split("'")[1::2])
 
 
 @pytest.mark.long

@@ -57,6 +57,15 @@ if rank == 1:
     raise ValueError("seven")
 torch.distributed.barrier()
 """
+RAISES_AT_EACH_REPORT = """
+import mpiddp.runner.termination
+def interrupted(ending, error):
+    raise RuntimeError("worker died")
+mpiddp.runner.termination.Termination.fail_by_exception = interrupted
+if rank == 1:
+    raise ValueError("seven")
+time.sleep(600)
+"""
 LAST_WORK = """
 def later():
     time.sleep(1)
@@ -242,6 +251,13 @@ def test_an_error_before_the_failure_is_reported(quick: Mpi, script: Path) -> No
     done = check(mpiexec(quick, 2, script), 1)
     assert len(find("launch/failed_rank", done.stderr, rank=1, cause="RuntimeError: worker died")) == 1
     assert done.stderr.count("mpiddp: failed: ") == 1
+
+
+def test_an_error_that_leaves_the_launcher_ends_the_job(quick: Mpi, script: Path) -> None:
+    """As one that a signal's handler raises between two of our own blocks: the rank has not ended in order."""
+    script.write_text(HEAD + RAISES_AT_EACH_REPORT)
+    done = check(mpiexec(quick, 2, script), 1)
+    assert len(find("launch/failed_rank", done.stderr, rank=1)) == 1, done.stderr
 
 
 def test_a_stream_of_the_scripts_own_that_cannot_be_flushed(quick: Mpi, script: Path) -> None:

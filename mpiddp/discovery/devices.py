@@ -66,8 +66,9 @@ def try_import_torch() -> str | None:
     try:
         import torch
         import torch.distributed as dist
-    except (ImportError, OSError) as error:
-        return f"{type(error).__name__}: {error}"
+    except Exception as error:  # also of an extension for a device that torch loads, such as torch_npu
+        cause = f" ({type(error.__cause__).__name__}: {error.__cause__})" if error.__cause__ else ""
+        return f"{type(error).__name__}: {error}{cause}"
     return None if dist.is_available() else f"torch {torch.__version__} was built without torch.distributed"
 
 

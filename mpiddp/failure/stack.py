@@ -60,9 +60,14 @@ def classify_file(file: str) -> FrameKind:
         return FrameKind.OURS
     if any(part in file for part in LIBRARY_FOLDERS):
         return FrameKind.LIBRARY
-    if file.startswith((PYTHON_FOLDER, "<frozen ")):
+    if is_pythons(file):
         return FrameKind.PYTHON
     return FrameKind.SCRIPT
+
+
+def is_pythons(file: str) -> bool:
+    """Return whether a file is one of the standard library, or its copy in a mirror of --stage."""
+    return PYTHON_FOLDER in file or file.startswith("<frozen ")
 
 
 def parse_dump(text: str) -> list[Frame]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ..base.termination import HardExit
 from ..base.text import format_safely, truncate_middle
 from .root_cause import is_peer_loss
-from .stack import PYTHON_FOLDER, FrameKind, classify_file
+from .stack import FrameKind, classify_file, is_pythons
 
 TRACEBACK_HEADER = "Traceback (most recent call last):"
 PRINTED_FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)')
@@ -107,7 +107,7 @@ def is_from_peer_loss(error: BaseException, deepest: int = MAX_DEPTH) -> bool:
 
 def is_raised_by_peer_loss(error: BaseException) -> bool:
     """Return whether an error itself says that another rank has ended, and comes from a communication library."""
-    files = [place.file for place in list_code_lines(error.__traceback__) if not place.file.startswith(PYTHON_FOLDER)]
+    files = [place.file for place in list_code_lines(error.__traceback__) if not is_pythons(place.file)]
     kind = type(error)
     return is_peer_loss(f"{kind.__module__}.{kind.__qualname__}: {format_safely(error)}", files[-1] if files else "")
 
@@ -141,7 +141,7 @@ def parse_traceback(text: str) -> Origin | None:
     else:
         return None
     own = [place for place in places if not is_library(place.file)] or places
-    files = [place.file for place in places if not place.file.startswith(PYTHON_FOLDER)]
+    files = [place.file for place in places if not is_pythons(place.file)]
     by = WORKER_ERROR.search(before) or PROCESS_ERROR.search(before)
     return Origin(pick_telling_line(error.partition('\n"""')[0]), str(own[-1]), f"in {by[1]}" if by else "",
                   is_peer_loss(error, files[-1] if files else ""))

@@ -27,6 +27,7 @@ from .exec import hook_exec, keep_connected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import CodeType
 
     from mpi4py import MPI
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from .stop import Stop
     from .termination import Termination
 
-MAX_ERRORS = 3  # one after another, before a failure is reported
+TRIES = (1, 2, 3)  # of reporting a failure, if signals' handlers raise meanwhile
 TRAINING_S = 1.0  # a script trains if its optimizers make steps for longer than this
 ACCELERATE_ADVICE = "; to train together on CPUs, set ACCELERATE_USE_CPU=true or use Accelerator(cpu=True)"
 LIGHTNING_ADVICE = '; pass strategy="ddp", devices= and num_nodes= to Lightning\'s Trainer (see examples/README.md)'
@@ -215,7 +216,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
             job.termination.finish(status, functools.partial(warn_independent_ranks, job, config))
     except BaseException as error:
         failure = error  # nothing else references it when this block has ended
-    for _ in range(MAX_ERRORS):
+    for _ in TRIES:  # Python runs signals' handlers after each call, and there is none outside of the two blocks
         if failure is None:
             return status
         try:
@@ -299,8 +300,19 @@ def with_local_rank(script: Script, option: str) -> Script:
     return script._replace(arguments=(*arguments, *script.arguments))
 
 
+def is_raised_through(error: BaseException, code: CodeType) -> bool:
+    """Return whether an error has ended a call of some code."""
+    place = error.__traceback__
+    while place is not None and place.tb_frame.f_code is not code:
+        place = place.tb_next
+    return place is not None
+
+
 def leave_job(job: RunningJob, config: LaunchConfig) -> None:
-    """Leave the job in order and finalise MPI. Do nothing in a process that the rank has forked."""
+    """Leave the job in order and finalise MPI. Do nothing in a process that the rank has forked.
+
+    If an exception has ended run_script(), which a signal's handler may raise in our own code, the rank has failed.
+    """
     termination = job.termination
     assert termination
     if not termination.is_own_process() or job.has_left:
@@ -309,6 +321,9 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
         if config.python_exit:
             termination.end_after_failure()
         return
+    last: BaseException | None = getattr(sys, "last_value", None)
+    if last is not None and is_raised_through(last, run_script.__code__):
+        termination.fail_at_end(last, is_printed=True)
     from mpi4py import MPI
 
     try:

@@ -112,8 +112,7 @@ class Tracer:
         opened = {*module_files(), *parts, *tuple(self._opened)}
         # Python checks a module's source without opening it, and a module that replaces itself in sys.modules
         # (torch.backends) does not name its source.
-        sources = {source_from_cache(path) for path in opened
-                   if path.endswith(".pyc") and os.path.basename(os.path.dirname(path)) == PYCACHE}
+        sources = {source for path in opened if (source := find_source(path))}
         originals = {path: original for path in opened | sources if (original := self._original(path))}
         touched = {}
         for path in parts.keys() & originals.keys():
@@ -138,6 +137,14 @@ class Tracer:
             self._original_folders[folder] = place if root_of(place, self._roots) else ""
         original = os.path.join(place, name) if (place := self._original_folders[folder]) else ""
         return original if original and is_environment_file(original, root_of(original, self._roots)) else ""
+
+
+def find_source(path: str) -> str:
+    """Return the source of a bytecode file; empty for any other file, and if its name is none that Python gives."""
+    if path.endswith(".pyc") and os.path.basename(os.path.dirname(path)) == PYCACHE:
+        with contextlib.suppress(ValueError):  # of llama.v2.cpython-311.pyc, which a module of llama.v2.py has
+            return source_from_cache(path)
+    return ""
 
 
 def module_files() -> Iterator[str]:

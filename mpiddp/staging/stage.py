@@ -80,10 +80,12 @@ class StagedEnvironment:
     def end(self) -> None:
         """Update the record and release the mirror, but not in a forked process."""
         if os.getpid() == self._pid:
-            self.update_record()
-            if self._lease is not None:
-                mirror.release(self._lease, self._keep)
-                self._lease = None
+            try:
+                self.update_record()
+            finally:
+                if self._lease is not None:
+                    mirror.release(self._lease, self._keep)
+                    self._lease = None
 
 
 staged: StagedEnvironment | None = None  # in this process
@@ -130,7 +132,7 @@ def stage(roll: Rendezvous, place: RankPosition, config: LaunchConfig) -> None:
         if tracer is not None:
             tracer.mirror = os.path.realpath(lease.root)
     staged = StagedEnvironment(lease, tracer, record, known, config.stage_keep)
-    atexit.register(staged.end)  # runs after the rank has left its job, as later registrations run first
+    atexit.register(staged.end)
 
 
 def common_roots(facts: Sequence[dict[str, tuple[int, int]] | None]) -> list[tuple[str, ...]]:
