@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,17 @@ def with_mark(mark: str) -> dict[psutil.Process, list[str]]:
                 if process.status() != psutil.STATUS_ZOMBIE:
                     found[process] = process.cmdline()
     return found
+
+
+@contextlib.contextmanager
+def ended_after(seconds: float, pid: int) -> Iterator[None]:
+    """End a process with its descendants if this block, which reads its output, takes longer."""
+    timer = threading.Timer(seconds, end_tree, [pid])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def end_tree(pid: int) -> None:

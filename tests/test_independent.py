@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -59,12 +58,12 @@ def test_ranks_that_train_alone_are_told_while_they_do(
     with processes.start(command, {**single_node_environ(quick), **env}, ROOT, stdout=subprocess.PIPE,
                          stderr=subprocess.STDOUT) as job:
         assert job.stdout
-        deadline, lines = time.monotonic() + DEADLINE_S, []
+        lines: list[str] = []
         try:
-            while not lines or "independent-ranks" not in lines[-1]:
-                assert time.monotonic() < deadline, lines
-                lines.append(job.stdout.readline())
-                assert lines[-1], lines
+            with processes.ended_after(DEADLINE_S, job.pid):
+                while not lines or "independent-ranks" not in lines[-1]:
+                    lines.append(job.stdout.readline())
+                    assert lines[-1], lines
         finally:
             processes.end_tree(job.pid)
     assert lines[-1] == message("launch/independent_ranks", ranks=2, advice=advice) + "\n"

@@ -36,14 +36,16 @@ class Job:
         self.lines: list[str] = []
 
     def await_ready(self, ranks: int) -> None:
-        """Read its output until every rank is at work."""
+        """Read its output until every rank is at work; end it if that takes too long.
+
+        A prompt, which is no whole line, may precede another rank's word.
+        """
         assert self.process.stdout
-        deadline = time.monotonic() + START_S
-        while self.lines.count("READY\n") < ranks:
-            assert time.monotonic() < deadline, self.lines
-            line = self.process.stdout.readline()
-            assert line, self.lines
-            self.lines.append(line)
+        with processes.ended_after(START_S, self.process.pid):
+            while sum(line.endswith("READY\n") for line in self.lines) < ranks:
+                line = self.process.stdout.readline()
+                assert line, self.lines
+                self.lines.append(line)
 
     def output(self) -> str:
         """Return what it printed on stdout and stderr once it has ended."""
