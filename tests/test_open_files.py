@@ -51,18 +51,24 @@ def contents(folder: Path, rank: int, kinds: tuple[str, ...]) -> dict[str, str]:
 @pytest.mark.parametrize(("end", "status"), first_of(
     [("return", 0), ("raise", 1), ("handler", 0), ("exit", 0)], number=3))
 def test_files_are_closed_and_objects_destroyed(mpi: Mpi, end: str, status: int, tmp_path: Path) -> None:
-    """Also in the place of sys.stdout, held by a library, and held by the frames of an error; logs have it, too."""
+    """Also in the place of sys.stdout, held by a library, and held by the frames of an error; logs have it, too.
+
+    If both ranks raise, the first one may end the other before that has come so far.
+    """
     logs = tmp_path / "logs"
     done = check(mpiexec(mpi, 2, "--log-dir", logs, SCRIPT, tmp_path, end), status)
-    for rank in (0, 1):
+    ranks = [int(report["rank"]) for report in find("launch/failed_rank", done.stderr)] if status else [0, 1]
+    assert ranks
+    for rank in ranks:
         assert contents(tmp_path, rank, TEXTS + PACKED) == dict.fromkeys(TEXTS + PACKED, "kept")
         said = [f"{where} of rank {rank} is destroyed" for where in ("global", "local")]
         [log] = logs.glob(f"*/rank-{rank:05}.*")
         for line in ["kept", *said]:
             assert log.read_text().splitlines().count(line) == 1, line
             assert line in done.stdout.splitlines()
-    assert list(tmp_path.glob("*.temporary")) == []
-    assert done.stderr.count("Exception ignored in") == done.stderr.count("ValueError: raised at the end") == 2
+    ignored = done.stderr.count("ValueError: raised at the end")
+    assert done.stderr.count("Exception ignored in") == ignored >= len(ranks)
+    assert status or list(tmp_path.glob("*.temporary")) == []
 
 
 def test_a_thread_that_runs_on_is_stopped_and_quiet(quick: Mpi, tmp_path: Path) -> None:
