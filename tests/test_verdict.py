@@ -120,6 +120,19 @@ def test_a_signal_that_others_may_get_yet() -> None:
     assert select_root_cause([terminated, *others], SAME_CAUSE_WAIT_S, FailureContext(HOSTS, by_node=True)) is not None
 
 
+def test_a_rank_that_exits_because_srun_has_told_it_of_another_ones_crash() -> None:
+    """Open MPI 5 does so under pmix, and the report on the crash may come later."""
+    context = FailureContext({0: "n1", 1: "n2", 2: "n3"}, by_srun=True)
+    exited, crashed = report(0, ReportKind.PROCESS_EXIT), report(1, ReportKind.PROCESS_EXIT, "SIGSEGV")
+    assert select_root_cause([exited], 0.5, context) is None
+    found = select_root_cause([exited], 1.1, context)
+    assert found is not None and found.first.rank == 0
+    found = select_root_cause([exited, crashed, report(2, ReportKind.PROCESS_EXIT, "SIGKILL")], 1.1, context)
+    assert found is not None and found.first.rank == 1
+    found = select_root_cause([exited, crashed], 1.1, context._replace(end_order=(0, 1)))
+    assert found is not None and found.first.rank == 0
+
+
 @pytest.mark.parametrize(("same", "others"), [
     (range(6), message("launch/same_error_everywhere", number=6)),
     ([2, 3], message("launch/same_error_on_nodes", number=2, hosts="n1")),

@@ -18,6 +18,7 @@ WALLTIME_SIGNAL = "SIGALRM"  # Flux sends it to all ranks at the time limit; a s
 OUTSIDE_SIGNALS = (  # from users and schedulers
     "SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", WALLTIME_SIGNAL,
 )
+CRASH_SIGNALS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 ABORT_SIGNAL = "SIGABRT"  # from C's abort(), which NCCL's watchdog calls in a rank whose collective takes too long
 STEP_DAEMON_KILLED = "slurmstepd, which manages the ranks of this node for Slurm, was killed"
 OUT_OF_MEMORY = "out of memory (OOM kill counted by its cgroup)"
@@ -211,11 +212,14 @@ def select_gone_rank(
         ordered = [report for rank in context.end_order for report in gone if report.rank == rank]
         is_unclear = len(ordered) < len(gone) > 1 or set(unreported) & set(context.end_order)
         others_may_get_it = context.by_node and unreported and gone[0].signal in OUTSIDE_SIGNALS
-        if (is_unclear or others_may_get_it or killed) and waited_s < ROOT_CAUSE_WAIT_S:
+        others_may_have_crashed = context.by_srun and unreported and not gone[0].signal
+        if (is_unclear or others_may_get_it or others_may_have_crashed or killed) and waited_s < ROOT_CAUSE_WAIT_S:
             return None
         # a process that is not in `end_order` has crashed by itself if launchers do not send its signal
         has_crashed = gone[0] not in ordered and gone[0].signal not in (*OUTSIDE_SIGNALS, "SIGKILL", ABORT_SIGNAL)
         gone = gone if has_crashed else ordered or gone
+        if not gone[0].signal:  # Open MPI exits by itself when srun says that another rank has crashed
+            gone = [report for report in gone if report.signal in CRASH_SIGNALS and report not in ordered] or gone
     if waited_s < SAME_CAUSE_WAIT_S:
         return None
     others = describe_unreported(unreported, context) if gone[0].signal == ABORT_SIGNAL else ()
