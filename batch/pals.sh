@@ -2,9 +2,10 @@
 # HPE Cray with PBS Professional, where mpiexec belongs to PALS: qsub pals.sh
 #PBS -N mpiddp
 #PBS -j oe
-# edit the next two lines (qsub refuses a comment behind a directive): walltime; nodes, and the cores and GPUs of each node
+# edit the next two lines (qsub refuses a comment behind a directive): walltime; nodes, and for each node its cores,
+# GPUs and ompthreads (cores divided by GPUs)
 #PBS -l walltime=01:00:00
-#PBS -l select=2:ncpus=64:ngpus=4
+#PBS -l select=2:ncpus=64:ngpus=4:ompthreads=16
 #PBS -l place=scatter
 # other options that your site may require: remove the first #. ALCF: select=2:system=polaris:ncpus=64, and the file
 # systems that the job needs

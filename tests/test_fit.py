@@ -136,6 +136,8 @@ def test_a_launcher_in_each_task_of_a_step(launcher: dict[str, str]) -> None:
             check_outer_tasks(found)
         assert caught.value.actual == message(
             "launch/launcher_in_each_task", launcher=found.launcher.name, tasks=2, outer="srun")
+        check_outer_tasks(read_launch_facts(
+            {**kind, **launcher, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PTY_PORT": "40001"}))  # a shell of srun --pty
 
 
 @pytest.mark.parametrize("launcher", DAEMONS)

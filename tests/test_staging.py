@@ -348,7 +348,8 @@ def test_a_mirror_stays_while_a_python_that_a_rank_has_started_uses_it(
 
 
 @pytest.mark.parametrize(("path", "source"), [
-    ("/env/__pycache__/a.cpython-311.pyc", "/env/a.py"), ("/env/__pycache__/a.v2.cpython-311.pyc", ""), ("/env/a.pyc", ""),
+    ("/env/__pycache__/a.cpython-311.pyc", "/env/a.py"), ("/env/__pycache__/a.v2.cpython-311.pyc", ""),
+    ("/env/a.pyc", ""),
 ])
 def test_the_source_of_a_bytecode_file(path: str, source: str) -> None:
     assert find_source(path) == source

@@ -181,7 +181,8 @@ def test_why(attempts: list[Attempt], limits: Limits, name: str, fields: dict[st
     (STOP, "SIGUSR1", [RAISED, CRASHED._replace(steps=0, outside=True, signal="SIGUSR1")], REQUEUE),
     (Action.DONE, "SIGTERM", [RAISED._replace(status=0)], Action.DONE),
     (REQUEUE, "SIGINT", [CRASHED._replace(outside=True, signal="SIGINT", silent=("n2",))], STOP),
-    (REQUEUE, "SIGINT", [CRASHED], STOP), (REQUEUE, "SIGHUP", [CRASHED], STOP), (REQUEUE, "SIGTERM", [CRASHED], REQUEUE),
+    (REQUEUE, "SIGINT", [CRASHED], STOP), (REQUEUE, "SIGHUP", [CRASHED], STOP),
+    (REQUEUE, "SIGTERM", [CRASHED], REQUEUE),
     (REQUEUE, "SIGINT", [RAISED._replace(status=75, kind="")], REQUEUE),
 ])
 def test_a_signal_between_two_attempts(found: Action, name: str, attempts: list[Attempt], action: Action) -> None:

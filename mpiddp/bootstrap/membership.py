@@ -100,7 +100,7 @@ class Membership:
                             memory_advice(scheduler.memory_use, scheduler.memory) if scheduler else "")
 
     def use_device(self) -> None:
-        """Make this rank's device torch's current one: CUDA's first call, which raises RuntimeError for a faulty GPU."""
+        """Make this rank's device torch's current one. This is CUDA's first call: RuntimeError if a GPU is faulty."""
         devices.use_device(str(self.environment.device))
 
     def create_group(
