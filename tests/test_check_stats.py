@@ -423,6 +423,8 @@ def test_what_most_hosts_have_in_common_excludes_none_of_them() -> None:
         message("check/worse_than_before", nodes="2 nodes", metric="import of torch"), (), (0, 1))
     assert (single.metric, single.hosts) == ("matrix", ("n0",))
     assert [finding.hosts for finding in regressions(own(**{"import": [60.0, 8.0, 8.0]}), past)] == [("n0",)]
+    del past["n2"]
+    assert [finding.hosts for finding in regressions(own(**{"import": [60.0] * 3}), past)] == [()]
 
 
 def share(metric: str, value: str, peak: str, ratio: str) -> str:

@@ -138,6 +138,10 @@ def test_a_launcher_in_each_task_of_a_step(launcher: dict[str, str]) -> None:
             "launch/launcher_in_each_task", launcher=found.launcher.name, tasks=2, outer="srun")
         check_outer_tasks(read_launch_facts(
             {**kind, **launcher, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PTY_PORT": "40001"}))  # a shell of srun --pty
+        found = read_launch_facts(
+            {**kind, **launcher, "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "1", "SLURM_PTY_PORT": "40001"})
+        assert found is not None
+        assert (found.tasks, found.task) == (3, 0)  # it says why
 
 
 @pytest.mark.parametrize("launcher", DAEMONS)

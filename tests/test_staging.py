@@ -324,29 +324,6 @@ def test_a_python_that_a_rank_starts_finds_the_mirror(
         "own", "", str(tmp_path), f"{used.root}{packages}" if is_mirrored else packages]
 
 
-@pytest.mark.process
-def test_a_mirror_stays_while_a_python_that_a_rank_has_started_uses_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    env = tree(tmp_path)
-    monkeypatch.syspath_prepend(str(env / "lib/site-packages"))
-    used, _ = mirrored(env, HOT, tmp_path / "ours")
-    path = os.pathsep.join([str(Path(used.path, SITE_FOLDER)), str(env / "lib/site-packages")])
-    program = processes.start(
-        [sys.executable, "-c", "import sys; print(sys.path, flush=True); sys.stdin.read()"],
-        {**os.environ, "PYTHONPATH": path, STAGED_BY: f"{os.uname().nodename}:{os.getpid()}"}, tmp_path,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
-        assert program.stdout and used.root in program.stdout.readline()
-        lease.release(used, keep=False)
-        assert lease.read_stamp(used.path) is not None
-        program.communicate(timeout=60)
-    finally:
-        processes.end_tree(program.pid)
-    lease.remove_unused(used.path)
-    assert names(tmp_path) == ["env"]
-
-
 @pytest.mark.parametrize(("path", "source"), [
     ("/env/__pycache__/a.cpython-311.pyc", "/env/a.py"), ("/env/__pycache__/a.v2.cpython-311.pyc", ""),
     ("/env/a.pyc", ""),

@@ -172,14 +172,16 @@ def find_outer_tasks(launcher: Launcher, environ: Mapping[str, str]) -> tuple[in
     """Return the tasks that each run such a launcher: their number, this process's own, and the name of their launcher.
 
     It is (1, 0, "") if this process's launcher runs in no such task, and in the shell of srun --pty: that is the first
-    task's, and the shells of the others end at once, because they have no standard input.
+    task's, and the shells of the others end at once, because they have no standard input. The second task counts as the
+    first then: a step that a shell has started inherits the variable of --pty.
     """
     for outer in (SRUN, FLUX):
         tasks, task = read_number(environ, outer.sizes), read_number(environ, outer.ranks)
-        if outer is SRUN and task == 0 and "SLURM_PTY_PORT" in environ:
+        if tasks is None or task is None or not is_launcher_in_task(launcher, outer, environ):
             continue
-        if tasks is not None and task is not None and is_launcher_in_task(launcher, outer, environ):
-            return tasks, task, outer.name
+        has_terminal = outer is SRUN and "SLURM_PTY_PORT" in environ
+        if task or not has_terminal:
+            return tasks, task - has_terminal, outer.name
     return 1, 0, ""
 
 

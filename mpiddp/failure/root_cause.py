@@ -219,7 +219,8 @@ def select_gone_rank(
         has_crashed = gone[0] not in ordered and gone[0].signal not in (*OUTSIDE_SIGNALS, "SIGKILL", ABORT_SIGNAL)
         gone = gone if has_crashed else ordered or gone
         if not gone[0].signal:  # Open MPI exits by itself when srun says that another rank has crashed
-            gone = [report for report in gone if report.signal in CRASH_SIGNALS and report not in ordered] or gone
+            host = gone[0].host  # the order in which processes end is known within a host
+            gone = [report for report in gone if report.signal in CRASH_SIGNALS and report.host != host] or gone
     if waited_s < SAME_CAUSE_WAIT_S:
         return None
     others = describe_unreported(unreported, context) if gone[0].signal == ABORT_SIGNAL else ()

@@ -223,15 +223,7 @@ sys.path[:] = [entry for entry in sys.path if entry != HERE]
 host, _, rank = os.environ.get("{variable}", "").rpartition(":")
 if (sys.prefix == PREFIX and sys.version == VERSION and host == os.uname().nodename
         and os.path.exists("/proc/" + rank) and "mpiddp" not in sys.orig_argv):
-    import fcntl
-    try:
-        lock = os.open(os.path.dirname(HERE), os.O_RDONLY | os.O_CLOEXEC)  # until this process ends
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        os.stat(HERE)
-    except OSError:
-        pass  # the mirror is being removed
-    else:
-        sys.path[:] = [ROOT + entry if entry in ENTRIES else entry for entry in sys.path]
+    sys.path[:] = [ROOT + entry if entry in ENTRIES else entry for entry in sys.path]
 own = sys.modules.pop("sitecustomize")
 try:
     import sitecustomize  # the user's

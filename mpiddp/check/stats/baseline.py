@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from .link_findings import NODE_QUANTILE, Role, by_node
@@ -52,6 +53,7 @@ def regressions(measured: Measurements, baseline: Baseline) -> list[Finding]:
     by_host = passes_by_host(measured)
     count = max((len(passes) for metrics in by_host.values() for passes in metrics.values()), default=0)
     findings: dict[str, list[Finding]] = {}  # by metric, as a label
+    compared: Counter[str] = Counter()  # hosts
     for host, metrics in by_host.items():
         for name, passes in metrics.items():
             earlier = [[value] * count for value in baseline.get(host, {}).get(name, ())][-MAX_CHECKS:]
@@ -59,9 +61,10 @@ def regressions(measured: Measurements, baseline: Baseline) -> list[Finding]:
                 continue
             metric = _metric_of(name)
             score = PeerSample(metric, earlier).score(passes)
+            key, _, role = name.partition(" ")
+            label = f"{metric.label} ({role})" if role else metric.label
+            compared[label] += 1
             if score.is_outlier:
-                key, _, role = name.partition(" ")
-                label = f"{metric.label} ({role})" if role else metric.label
                 if metric.is_rate:
                     text = f"{label} at {format_ratio(score.ratio)} of its own median"
                 else:
@@ -70,7 +73,7 @@ def regressions(measured: Measurements, baseline: Baseline) -> list[Finding]:
                     Subject.NODE, f"{host}: {text} of {len(earlier)} checks", (host,), (node_of[host],), (), key,
                     score.ratio))
     for label, alike in findings.items():
-        if len(alike) > max(1, len(by_host) // 2):
+        if len(alike) > max(1, compared[label] // 2):
             text = f"{count_text(len(alike), 'node')}: {label} worse than the median of their own checks"
             nodes = tuple(finding.nodes[0] for finding in alike)
             findings[label] = [Finding(Subject.NODE, text, (), nodes, (), alike[0].metric, alike[0].ratio)]
