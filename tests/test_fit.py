@@ -171,7 +171,7 @@ def test_the_logs_of_two_steps_are_not_one_file(environ: dict[str, str], name: s
 @pytest.mark.parametrize(("environ", "library", "beginning"), [
     (IN_PMIX, MPICH, "SLURM_"), (IN_PMI2, OPEN_MPI_5, "SLURM_"), (IN_STEP, INTEL, "SLURM_"),
     ({**IN_STEP, **SLURM_PMI}, INTEL, "I_MPI_PMI_LIBRARY"),
-    ({**IN_PMIX, **BY_MPICH}, MPICH, "PMIX_"), (STEP_PMIX, OPEN_MPI_5, ""), (IN_PMIX, OPEN_MPI_5, ""),
+    ({**IN_PMIX, **BY_MPICH}, MPICH, "PMIX_"), (STEP_PMIX, OPEN_MPI_5, ""), (IN_PMIX, OPEN_MPI_5, "SLURM_"),
     ({**IN_PMI2, **BY_PRRTE}, OPEN_MPI_5, ""), ({**IN_PMI2, **SLURM_PMI}, INTEL, ""), ({}, MPICH, ""),
 ])
 def test_what_a_library_must_not_see_of_a_step(environ: dict[str, str], library: Library, beginning: str) -> None:

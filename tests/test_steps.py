@@ -79,6 +79,14 @@ def test_a_shell_outlives_a_job_that_did_not_start(mpi: Mpi, cluster: Cluster) -
     assert "CANCELLED" not in done.stderr
 
 
+@pytest.mark.parametrize("mpi", first_of([MPIS["openmpi4"], MPIS["openmpi5"], MPIS["mpich"]]), ids=lambda mpi: mpi.name)
+def test_a_shell_outlives_a_script_that_fails(mpi: Mpi, cluster: Cluster) -> None:
+    job = f"{mpi.python} -m mpiddp -c 'raise ValueError(7)'"
+    done = check(in_step(cluster, mpi, f"--mpi={mpi.pmi} -n1", f"{job}; echo the shell lives, status $?"))
+    assert done.stdout == "the shell lives, status 1\n"
+    assert done.stderr.count("mpiddp: failed: rank 0 on ") == 1
+
+
 @pytest.mark.parametrize("mpi", first_of(EACH_MPI))
 def test_mpirun_in_each_task_is_refused_once(mpi: Mpi, cluster: Cluster) -> None:
     done = in_step(cluster, mpi, "-N1 -n2", mpirun(mpi, 2, mpi.python, "-m", "mpiddp", HELLO))
@@ -137,11 +145,12 @@ def test_a_heterogeneous_job_is_one_world(cluster: Cluster) -> None:
     check_hello(done, 3)
 
 
-def test_no_launcher_in_an_allocation_of_several_tasks_is_worth_a_warning(cluster: Cluster) -> None:
+@pytest.mark.parametrize("shell", first_of(["", "srun --preserve-env -N1 -n1"]))  # the latter: use_interactive_step
+def test_no_launcher_in_an_allocation_of_several_tasks_is_worth_a_warning(shell: str, cluster: Cluster) -> None:
     mpi = MPIS["mpich"]
     need(mpi.missing())
-    done = cluster.run("salloc", "--quiet", "-n4", str(mpi.python), "-m", "mpiddp", str(HELLO), timeout=DEADLINE_S,
-                       env=environ(mpi), cwd=ROOT)
+    done = cluster.run("salloc", "--quiet", "-n4", *shell.split(), str(mpi.python), "-m", "mpiddp", str(HELLO),
+                       timeout=DEADLINE_S, env=environ(mpi), cwd=ROOT)
     check_hello(done, 1)
     warning, = noise(done)
     assert warning == "mpiddp: warning: " + message(

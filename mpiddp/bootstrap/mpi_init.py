@@ -68,7 +68,7 @@ def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentine
     apply_site(config, loaded.name)
     check_shared_memory(loaded, describe_missing_shm(), runtime.hostname())
     sentinel.report_stage("MPI_Init")
-    if started_by is None:
+    if started_by is None or (started_by.by_srun and started_by.size == 1):  # the shell that salloc opens is a step
         warn(warn_unlaunched(loaded, *schedulers.find_intended_size(os.environ)))
     saved = set_env(exclude_transports(loaded)) | hide_env(list_hidden_prefixes(started_by, loaded))
     gpu_support = os.environ.get(GPU_SUPPORT)

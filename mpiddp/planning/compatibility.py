@@ -92,13 +92,15 @@ def check_shared_memory(library: Library, why_not: str, host: str) -> None:
 
 
 def is_lone_task(started_by: LaunchFacts | None, library: Library) -> bool:
-    """Return whether this process is a launcher's only task, without an interface that the library can use.
+    """Return whether this process is a launcher's only task, and is to start as if there were no launcher.
 
-    Such a process is a world of one, and its library must not look for that launcher.
+    That is so if the library can use no interface of the launcher, and under srun with PMIx, because MPI_Abort would
+    kill the step there (pmixp_lib_abort() in Slurm): that may be the user's shell.
     """
     if started_by is None or not started_by.launcher.hides or started_by.size != 1:
         return False
-    return not started_by.offers & library.interfaces or is_pmi_library_missing(started_by, library)
+    is_fatal = started_by.by_srun and PMIX in started_by.offers
+    return is_fatal or not started_by.offers & library.interfaces or is_pmi_library_missing(started_by, library)
 
 
 def is_pmi_library_missing(started_by: LaunchFacts, library: Library) -> bool:
