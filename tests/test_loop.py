@@ -75,11 +75,11 @@ def test_timers_are_due_in_their_order_and_only_as_they_were_set_last(empty: Eve
         came.append("end")
         empty.stopped = True
 
-    empty.set_timer("end", 0.03, end)
+    empty.set_timer("end", 1.0, end)  # far apart: this process may be stopped between two of these lines
     empty.set_timer("second", 0.0, lambda: pytest.fail("it was replaced"))
     empty.set_timer("removed", 0.0, lambda: pytest.fail("it was removed"))
-    empty.set_timer("second", 0.02, lambda: came.append("second"))
-    empty.set_timer("first", 0.01, lambda: came.append("first"))
+    empty.set_timer("second", 0.5, lambda: came.append("second"))
+    empty.set_timer("first", 0.0, lambda: came.append("first"))
     empty.cancel_timers("removed", "unknown")
     assert not empty.has_timer("removed")
     empty.run()
