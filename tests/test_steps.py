@@ -145,7 +145,7 @@ def test_a_heterogeneous_job_is_one_world(cluster: Cluster) -> None:
     check_hello(done, 3)
 
 
-@pytest.mark.parametrize("shell", first_of(["", "srun --preserve-env -N1 -n1"]))  # the latter: use_interactive_step
+@pytest.mark.parametrize("shell", first_of(["", "srun --preserve-env -N1 -n1"]), ids=["salloc", "use_interactive_step"])
 def test_no_launcher_in_an_allocation_of_several_tasks_is_worth_a_warning(shell: str, cluster: Cluster) -> None:
     mpi = MPIS["mpich"]
     need(mpi.missing())
