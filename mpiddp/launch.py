@@ -88,7 +88,7 @@ def start_and_run(config: LaunchConfig, program: Program) -> int:
     except LaunchError:  # it is printed
         return EXIT_CANNOT_START
     assert job.termination
-    leave = functools.partial(leave_job, job, config)
+    leave = functools.partial(leave_job, job, config, start_and_run.__code__)
     atexit.register(leave)
     if config.explain is not None:
         from .reporting.map import print_explanation

@@ -216,7 +216,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
             job.termination.finish(status, functools.partial(warn_independent_ranks, job, config))
     except BaseException as error:
         failure = error  # nothing else references it when this block has ended
-    for _ in TRIES:  # Python runs signals' handlers after each call, and there is none outside of the two blocks
+    for _ in TRIES:  # no call outside of the two blocks: after each, a signal's handler may raise
         if failure is None:
             return status
         try:
@@ -308,10 +308,11 @@ def is_raised_through(error: BaseException, code: CodeType) -> bool:
     return place is not None
 
 
-def leave_job(job: RunningJob, config: LaunchConfig) -> None:
+def leave_job(job: RunningJob, config: LaunchConfig, outermost: CodeType) -> None:
     """Leave the job in order and finalise MPI. Do nothing in a process that the rank has forked.
 
-    If an exception has ended run_script(), which a signal's handler may raise in our own code, the rank has failed.
+    If an exception has ended a call of `outermost`, our code around the script, the rank has failed instead: a signal's
+    handler may raise anywhere.
     """
     termination = job.termination
     assert termination
@@ -322,7 +323,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
             termination.end_after_failure()
         return
     last: BaseException | None = getattr(sys, "last_value", None)
-    if last is not None and is_raised_through(last, run_script.__code__):
+    if last is not None and is_raised_through(last, outermost):
         termination.fail_at_end(last, is_printed=True)
     from mpi4py import MPI
 
