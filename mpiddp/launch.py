@@ -208,8 +208,9 @@ def watch(
 def set_up_torch(started: RunningJob, config: LaunchConfig, sentinel: SentinelClient) -> None:
     """Make this rank's device torch's current one, and create the process group unless the script does.
 
-    End the job on all ranks if that fails: a GPU may be faulty, or in use by another job. A program that is no script,
-    such as the check, chooses its device itself.
+    Returns when all ranks are watched: if a script ended at once, its launcher might end rank 0 before that has the
+    report. End the job on all ranks if a device fails: a GPU may be faulty, or in use by another job. A program that is
+    no script, such as the check, chooses its device itself.
     """
     assert started.termination
     try:
@@ -218,6 +219,7 @@ def set_up_torch(started: RunningJob, config: LaunchConfig, sentinel: SentinelCl
             sentinel.report_stage("device")
             started.membership.use_device()
         if not config.init:
+            started.membership.await_all("connecting sentinels", started.refuse_alone)
             return
         timeline.begin_stage("process group")
         sentinel.report_stage("process group")

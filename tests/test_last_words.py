@@ -20,6 +20,7 @@ from tests.support import (
     check,
     first_of,
     mpiexec,
+    mpiexec_command,
     single_node_environ,
 )
 
@@ -45,6 +46,17 @@ if rank == 1:
 time.sleep(2)
 print("the other works on", flush=True)
 time.sleep(600)
+"""
+COMES_LATE = """
+import os, sys, time
+from mpiddp import cli
+from mpiddp.runner.termination import Termination
+join = Termination.join_sentinels
+def join_late(*arguments):
+    time.sleep(2 * (os.environ["RANK"] == "0"))
+    join(*arguments)
+Termination.join_sentinels = join_late
+sys.exit(cli.main())
 """
 RAISES_IN_BETWEEN = """
 import mpiddp.runner.termination, torch.distributed
@@ -113,6 +125,17 @@ def test_a_slow_hook_comes_to_its_end_and_the_others_live_as_long(mpi: Mpi, scri
     done = check(mpiexec(mpi, 2, script), 1)
     assert done.stdout.splitlines() == ["hook begins", "the other works on", "hook ends"]
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
+
+
+def test_a_rank_is_killed_before_rank_0_is_watched(quick: Mpi, tmp_path: Path) -> None:
+    """MPICH's mpiexec then kills rank 0, and nobody is left who could print the report; no group makes ranks wait."""
+    (program := tmp_path / "late.py").write_text(COMES_LATE)
+    dies = "import os, time; time.sleep(600) if os.environ['RANK'] == '0' else os.kill(os.getpid(), 9)"
+    command = mpiexec_command(quick, 2, program, "--no-init", "-c", dies)
+    done = processes.run(*command, timeout=DEADLINE_S, env=single_node_environ(quick), cwd=ROOT)
+    assert done.returncode in (9, 137)
+    (report,) = find("launch/failed_rank", done.stderr, rank=1)
+    assert report["cause"].startswith("killed by SIGKILL")
 
 
 @pytest.mark.thorough("the same on one node")

@@ -113,8 +113,12 @@ class Membership:
         """
         with self.rendezvous.abort_after(GROUP, give_up):
             self.groups.create(timeout, binds)
+        self.await_all(GROUP, give_up)
+
+    def await_all(self, stage: str, give_up: Callable[[LocalLaunchError], object]) -> None:
+        """Return when all ranks have come out of a stage of the start; call `give_up` at the startup timeout."""
         try:
-            self.rendezvous.exchange(GROUP, None, lambda ranks: [None] * len(ranks))
+            self.rendezvous.exchange(stage, None, lambda ranks: [None] * len(ranks))
         except LocalLaunchError as error:
             give_up(error)
 
