@@ -108,7 +108,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "log-dir": {
         "default": "", "type": parse_path, "metavar": "DIR",
         "help": "also write each rank's output to DIR/JOB/rank-00013.HOST.log, where JOB is the scheduler's job "
-                "number, or a random name without a scheduler; failure reports show the path. ranks.json in that "
+                "ID, or a random name without a scheduler; failure reports show the path. ranks.json in that "
                 "folder has a line for each rank",
     },
     "log-compress": {

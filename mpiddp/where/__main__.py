@@ -47,7 +47,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="mpiddp.where", usage="python -m mpiddp.where [options] [JOB]", description=DESCRIPTION,
                     allow_abbrev=False)
     parser.add_argument("job", nargs="?", default="", metavar="JOB",
-                        help="job number of the batch system (under Slurm, optionally with the step: 48211.0), or "
+                        help="job ID of the batch system (under Slurm, optionally with the step: 48211.0), or "
                         "the beginning of mpiddp's own name for the job; default: the only running job")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="repeat every SECONDS")
