@@ -52,8 +52,12 @@ def init_process_group(
         raise ValueError("the default process group already exists; call mpiddp.destroy_process_group() first")
     settings = _settings(os.environ, backend)
     job = _start(comm, settings, is_watched=launched is not None)
-    job.membership.use_device()
-    job.membership.create_group(settings.group_timeout if timeout is None else timeout, job.refuse_alone)
+    try:
+        job.membership.use_device()
+        job.membership.create_group(settings.group_timeout if timeout is None else timeout, job.refuse_alone)
+    except BaseException as error:
+        _fail(error)
+        raise
     if job.guard is not None:
         job.guard.watch_exceptions()
     return job.membership.environment
@@ -149,7 +153,7 @@ def _is_agreed_stop(error: SystemExit) -> bool:
 
 
 def _fail(error: BaseException) -> None:
-    """End the job because a block has raised; with a single rank only the group ends."""
+    """End the job because this rank cannot go on in it; with a single rank only the group ends."""
     global _own_job
     if _own_job is None:
         return

@@ -88,7 +88,7 @@ def start_and_run(config: LaunchConfig, program: Program) -> int:
     except LaunchError:  # it is printed
         return EXIT_CANNOT_START
     assert job.termination
-    leave = functools.partial(leave_job, job, config, start_and_run.__code__)
+    leave = functools.partial(leave_job, job, config)
     atexit.register(leave)
     if config.explain is not None:
         from .reporting.map import print_explanation
@@ -96,8 +96,12 @@ def start_and_run(config: LaunchConfig, program: Program) -> int:
         file = config.script.target if config.script and config.script.is_file else ""
         describe = functools.partial(job.membership.explain, file, config)
         return print_explanation(describe, job.membership.environment, config.explain)
-    job.termination.watch_script(leave)
-    return program(job, config)
+    try:
+        job.termination.watch_script(leave)
+        return program(job, config)
+    except BaseException as error:
+        job.failure = error
+        raise
 
 
 def start(config: LaunchConfig) -> RunningJob:
@@ -122,20 +126,21 @@ def start(config: LaunchConfig) -> RunningJob:
         skip_exit_functions()
     started = watch(membership, config, sentinel, output, stop)  # 8
     assert started.termination
-    if config.explain is None:
-        enable_line_buffering()
-        started.termination.redirect_output(choose_output_target(membership, config))
-    set_up_torch(started, config, sentinel)  # 9
-    timeline.begin_stage("ready")
-    if config.stage:
-        from .staging.stage import update_record
+    with reporting(started.termination):
+        if config.explain is None:
+            enable_line_buffering()
+            started.termination.redirect_output(choose_output_target(membership, config))
+        set_up_torch(started, config, sentinel)  # 9
+        timeline.begin_stage("ready")
+        if config.stage:
+            from .staging.stage import update_record
 
-        update_record()
-    if membership.environment.rank == 0:
-        from .reporting.map import print_start  # the other ranks need not load it
+            update_record()
+        if membership.environment.rank == 0:
+            from .reporting.map import print_start  # the other ranks need not load it
 
-        print_start(membership.environment, membership.seats, config, os.path.dirname(membership.log.path),
-                    started.termination.terminal)
+            print_start(membership.environment, membership.seats, config, os.path.dirname(membership.log.path),
+                        started.termination.terminal)
     return started
 
 
@@ -209,27 +214,33 @@ def set_up_torch(started: RunningJob, config: LaunchConfig, sentinel: SentinelCl
     """Make this rank's device torch's current one, and create the process group unless the script does.
 
     Returns when all ranks are watched: if a script ended at once, its launcher might end rank 0 before that has the
-    report. End the job on all ranks if a device fails: a GPU may be faulty, or in use by another job. A program that is
-    no script, such as the check, chooses its device itself.
+    report. Raises RuntimeError if the GPU is faulty, or in use by another job. A program that is no script, such as the
+    check, chooses its device itself.
     """
-    assert started.termination
+    if config.script is not None and started.membership.environment.device.type != "cpu":
+        timeline.begin_stage("device")
+        sentinel.report_stage("device")
+        started.membership.use_device()
+    if not config.init:
+        sentinel.await_admission()
+        started.membership.await_all("connecting sentinels", started.refuse_alone)
+        return
+    timeline.begin_stage("process group")
+    sentinel.report_stage("process group")
+    started.membership.create_group(config.group_timeout, started.refuse_alone)
+    if config.trace_file:
+        timeline.begin_stage("first collective")
+        started.membership.groups.try_out()
+
+
+@contextlib.contextmanager
+def reporting(termination: Termination) -> Iterator[None]:
+    """Run the start after step 8 in this block; if it raises, end the job on all ranks with a report of this one."""
     try:
-        if config.script is not None and started.membership.environment.device.type != "cpu":
-            timeline.begin_stage("device")
-            sentinel.report_stage("device")
-            started.membership.use_device()
-        if not config.init:
-            started.membership.await_all("connecting sentinels", started.refuse_alone)
-            return
-        timeline.begin_stage("process group")
-        sentinel.report_stage("process group")
-        started.membership.create_group(config.group_timeout, started.refuse_alone)
-        if config.trace_file:
-            timeline.begin_stage("first collective")
-            started.membership.groups.try_out()
+        yield
     except BaseException as error:
-        started.termination.fail_by_exception(error)
-        started.termination.end_after_failure()
+        termination.fail_by_exception(error)
+        termination.end_after_failure()
 
 
 @contextlib.contextmanager

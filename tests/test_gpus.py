@@ -554,7 +554,8 @@ def test_a_device_that_fails_when_it_is_first_used_is_reported(quick: Mpi, tmp_p
     """It may be faulty, or in use by another job: the report names the rank, for the user and the supervisor."""
     need(quick.missing())
     program = tmp_path / "own_main.py"
-    program.write_text("import mpiddp\nmpiddp.init_process_group()\nprint('runs')\n")
+    program.write_text("import mpiddp\ntry:\n    mpiddp.init_process_group()\n    print('runs')\n"
+                       "finally:\n    mpiddp.destroy_process_group()\n")
     done = processes.run(*mpiexec_command(quick, 2, *how.split(), program), timeout=DEADLINE_S,
                          env={**single_node_environ(quick), **IMAGINED, "IMAGINED_BUSY": "1"})
     assert done.returncode == 1, done.stderr

@@ -51,19 +51,40 @@ COMES_LATE = """
 import os, sys, time
 from mpiddp import cli
 from mpiddp.runner.termination import Termination
-join = Termination.join_sentinels
-def join_late(*arguments):
-    time.sleep(2 * (os.environ["RANK"] == "0"))
-    join(*arguments)
-Termination.join_sentinels = join_late
+from mpiddp.sentinel.connections import Connections
+def make_late(owner, name, rank):
+    act = getattr(owner, name)
+    def act_late(*arguments):
+        time.sleep(2 * (os.environ["PMI_RANK"] == rank))
+        act(*arguments)
+    setattr(owner, name, act_late)
+{late}
 sys.exit(cli.main())
+"""
+BAD_START = """
+import sys
+from mpiddp import cli
+from mpiddp.reporting import map
+map.print_start = lambda *_: int("seven")
+sys.exit(cli.main())
+"""
+EXITS_WHILE_ENDING = """
+import io, signal
+class Exits(io.RawIOBase):
+    def writable(self):
+        return True
+    def flush(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+kept = Exits() if rank == 1 else None
 """
 RAISES_IN_BETWEEN = """
 import mpiddp.runner.termination, torch.distributed
 fail_by = mpiddp.runner.termination.Termination.fail_by_exception
 def interrupted(ending, error):
     mpiddp.runner.termination.Termination.fail_by_exception = fail_by
-    raise RuntimeError("worker died")
+    raise {error}
 mpiddp.runner.termination.Termination.fail_by_exception = interrupted
 if rank == 1:
     raise ValueError("seven")
@@ -127,9 +148,11 @@ def test_a_slow_hook_comes_to_its_end_and_the_others_live_as_long(mpi: Mpi, scri
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
 
 
-def test_a_rank_is_killed_before_rank_0_is_watched(quick: Mpi, tmp_path: Path) -> None:
-    """MPICH's mpiexec then kills rank 0, and nobody is left who could print the report; no group makes ranks wait."""
-    (program := tmp_path / "late.py").write_text(COMES_LATE)
+@pytest.mark.parametrize("late", ['make_late(Termination, "join_sentinels", "0")',
+                                  'make_late(Connections, "_connect", "1")'], ids=["rank 0", "connection"])
+def test_a_rank_is_killed_before_it_is_watched(quick: Mpi, late: str, tmp_path: Path) -> None:
+    """MPICH's mpiexec then kills rank 0: it would be blamed, or nobody be left to print a report."""
+    (program := tmp_path / "late.py").write_text(COMES_LATE.format(late=late))
     dies = "import os, time; time.sleep(600) if os.environ['RANK'] == '0' else os.kill(os.getpid(), 9)"
     command = mpiexec_command(quick, 2, program, "--no-init", "-c", dies)
     done = processes.run(*command, timeout=DEADLINE_S, env=single_node_environ(quick), cwd=ROOT)
@@ -268,12 +291,27 @@ def test_a_loaders_worker_that_is_killed(mpi: Mpi, turn: int, script: Path) -> N
     assert "/mpiddp/" not in done.stderr
 
 
-def test_an_error_before_the_failure_is_reported(quick: Mpi, script: Path) -> None:
+@pytest.mark.parametrize(("error", "cause"), [
+    ('RuntimeError("worker died")', "RuntimeError: worker died"), ("SystemExit(0)", "ValueError: seven")])
+def test_an_error_before_the_failure_is_reported(quick: Mpi, script: Path, error: str, cause: str) -> None:
     """A signal's handler may raise at any line, also where we are about to report the script's own error."""
-    script.write_text(HEAD + RAISES_IN_BETWEEN)
+    script.write_text(HEAD + RAISES_IN_BETWEEN.format(error=error))
     done = check(mpiexec(quick, 2, script), 1)
-    assert len(find("launch/failed_rank", done.stderr, rank=1, cause="RuntimeError: worker died")) == 1
+    assert len(find("launch/failed_rank", done.stderr, rank=1, cause=cause)) == 1
     assert done.stderr.count("mpiddp: failed: ") == 1
+
+
+def test_an_error_between_registration_and_script_is_reported(quick: Mpi, tmp_path: Path) -> None:
+    (program := tmp_path / "bad.py").write_text(BAD_START)
+    command = mpiexec_command(quick, 2, program, "-c", "pass")
+    done = check(processes.run(*command, timeout=DEADLINE_S, env=single_node_environ(quick), cwd=ROOT), 1)
+    (report,) = find("launch/failed_rank", done.stderr, rank=0)
+    assert report["cause"].startswith("ValueError: invalid literal"), done.stderr
+
+
+def test_a_handler_that_exits_in_order_while_files_are_flushed(quick: Mpi, script: Path) -> None:
+    script.write_text(HEAD + EXITS_WHILE_ENDING)
+    assert "failed" not in check(mpiexec(quick, 2, script)).stderr
 
 
 def test_an_error_that_leaves_the_launcher_ends_the_job(quick: Mpi, script: Path) -> None:

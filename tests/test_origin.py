@@ -242,6 +242,7 @@ def test_an_exit_is_told_with_the_error_that_was_caught() -> None:
     assert (found.kind, found.status) == (ReportKind.ERROR, 3)
     assert found.where.endswith(" seven")
     assert make_report(raised(lambda: sys.exit(3)), 1, "n1").cause == "sys.exit(3)"
+    assert make_report(raised(lambda: sys.exit(0)), 1, "n1").status == 1
 
 
 def test_an_os_exit_while_an_error_is_handled() -> None:

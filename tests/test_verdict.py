@@ -132,6 +132,8 @@ def test_a_rank_that_exits_because_srun_has_told_it_of_another_ones_crash() -> N
     ):
         found = select_root_cause(reports, 1.1, context._replace(end_order=order))
         assert found is not None and found.first.rank == first, reports
+    found = select_root_cause([exited, crashed], 1.1, context._replace(by_srun=False))
+    assert found is not None and found.first.rank == 0
 
 
 @pytest.mark.parametrize(("same", "others"), [

@@ -105,6 +105,7 @@ def test_what_py_spy_prints_besides_a_stack_is_no_stack(text: str) -> None:
 def test_another_threads_stack_is_none() -> None:
     assert stack.parse_dump(f'  File "{stack.PYTHON_FOLDER}threading.py", line 1002 in _bootstrap\n') == []
     assert stack.classify_file(f"/dev/shm/mirror{stack.PYTHON_FOLDER}queue.py") is stack.FrameKind.PYTHON
+    assert not stack.is_pythons(f"{stack.PYTHON_FOLDER}site-packages/torch/distributed/distributed_c10d.py")
 
 
 def test_a_program_that_is_installed_is_the_script() -> None:

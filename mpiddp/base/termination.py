@@ -43,11 +43,7 @@ def to_c_int(status: int) -> int:
 
 def run_exit_functions() -> None:
     """Join threads and call atexit functions, as Python does at exit."""
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
-    except SystemExit as error:  # raised by a signal's handler
-        if exit_status(error.code):
-            raise
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
 
 

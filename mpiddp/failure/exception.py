@@ -25,7 +25,7 @@ def find_script_status(error: BaseException) -> int:
 
 
 def make_report(error: BaseException, rank: int, host: str) -> Report:
-    """Return the report on a script that raised `error`."""
+    """Return the report on a script that raised `error`; it never says 0, which is no failure's status."""
     cause = f"{type(error).__name__}: {format_safely(error)}".split("\n")[0]
     kind, signal, origin = ReportKind.ERROR, "", None
     with contextlib.suppress(Exception):  # a script that has opened too many files cannot load a module
@@ -40,7 +40,7 @@ def make_report(error: BaseException, rank: int, host: str) -> Report:
         where = origin.where or where
         details = ", ".join(filter(None, (origin.by, os.path.basename(origin.where))))
         cause = f"{origin.cause} ({details})" if details else origin.cause
-    return Report(rank, host, kind, cause, find_script_status(error), where, signal=signal)
+    return Report(rank, host, kind, cause, find_script_status(error) or 1, where, signal=signal)
 
 
 def make_exit_report(status: int, frame: FrameType, rank: int, host: str) -> Report:

@@ -218,7 +218,7 @@ def select_gone_rank(
         # a process that is not in `end_order` has crashed by itself if launchers do not send its signal
         has_crashed = gone[0] not in ordered and gone[0].signal not in (*OUTSIDE_SIGNALS, "SIGKILL", ABORT_SIGNAL)
         gone = gone if has_crashed else ordered or gone
-        if not gone[0].signal:  # Open MPI exits by itself when srun says that another rank has crashed
+        if context.by_srun and not gone[0].signal:  # Open MPI exits by itself when srun says that a rank has crashed
             host = gone[0].host  # the order in which processes end is known within a host
             gone = [report for report in gone if report.signal in CRASH_SIGNALS and report.host != host] or gone
     if waited_s < SAME_CAUSE_WAIT_S:

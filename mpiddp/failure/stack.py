@@ -66,8 +66,12 @@ def classify_file(file: str) -> FrameKind:
 
 
 def is_pythons(file: str) -> bool:
-    """Return whether a file is one of the standard library, or its copy in a mirror of --stage."""
-    return PYTHON_FOLDER in file or file.startswith("<frozen ")
+    """Return whether a file is one of the standard library, or its copy in a mirror of --stage; no installed package.
+
+    conda has these in a folder of the standard library.
+    """
+    is_installed = any(part in file for part in LIBRARY_FOLDERS)
+    return (PYTHON_FOLDER in file and not is_installed) or file.startswith("<frozen ")
 
 
 def parse_dump(text: str) -> list[Frame]:

@@ -27,7 +27,6 @@ from .exec import hook_exec, keep_connected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import CodeType
 
     from mpi4py import MPI
 
@@ -57,6 +56,7 @@ class RunningJob:
         self.membership, self.termination, self._write_trace = membership, termination, write_trace
         self.guard: ExitGuard | None = None
         self.has_left = False  # in order
+        self.failure: BaseException | None = None  # that has left our code around the script, and is not reported
         self.replaced: list[int] = []  # the processes of this node's ranks, if a program replaces any rank's
         self.trained_s = 0.0  # how long its optimizers have made steps, as far as watched
         self.has_warned_independent = False
@@ -221,7 +221,9 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
             return status
         try:
             return job.termination.fail_by_exception(failure)
-        except BaseException as error:  # of a signal's handler, as torch's when a worker has died, before the report
+        except SystemExit:  # of a signal's handler: the script has failed before
+            continue
+        except BaseException as error:  # as torch's handler raises when a worker has died, before the report
             failure = error
     raise RuntimeError("the failure cannot be reported") from failure
 
@@ -300,19 +302,11 @@ def with_local_rank(script: Script, option: str) -> Script:
     return script._replace(arguments=(*arguments, *script.arguments))
 
 
-def is_raised_through(error: BaseException, code: CodeType) -> bool:
-    """Return whether an error has ended a call of some code."""
-    place = error.__traceback__
-    while place is not None and place.tb_frame.f_code is not code:
-        place = place.tb_next
-    return place is not None
-
-
-def leave_job(job: RunningJob, config: LaunchConfig, outermost: CodeType) -> None:
+def leave_job(job: RunningJob, config: LaunchConfig) -> None:
     """Leave the job in order and finalise MPI. Do nothing in a process that the rank has forked.
 
-    If an exception has ended a call of `outermost`, our code around the script, the rank has failed instead: a signal's
-    handler may raise anywhere.
+    If an exception has left our code around the script, the rank has failed instead: a signal's handler may raise
+    anywhere.
     """
     termination = job.termination
     assert termination
@@ -322,9 +316,10 @@ def leave_job(job: RunningJob, config: LaunchConfig, outermost: CodeType) -> Non
         if config.python_exit:
             termination.end_after_failure()
         return
-    last: BaseException | None = getattr(sys, "last_value", None)
-    if last is not None and is_raised_through(last, outermost):
-        termination.fail_at_end(last, is_printed=True)
+    if job.failure is not None:
+        termination.fail_at_end(job.failure, is_printed=True)
+    if config.python_exit:
+        signals.ignore_clean_exits()
     from mpi4py import MPI
 
     try:

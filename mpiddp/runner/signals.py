@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
+from ..base.termination import exit_status
 from ..ipc.helper_process import END_SIGNAL
 from ..where import progress
 from ..where.dumper import handled_signals
@@ -75,6 +76,29 @@ def mute_handlers() -> None:
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)) and number != END_SIGNAL:
             signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else ignore)
+
+
+def ignore_clean_exits() -> None:
+    """Make the script's signal handlers return if they call sys.exit(0): this process ends in order already."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in signal.valid_signals():
+        handler = signal.getsignal(number)
+        if callable(handler) and handler is not signal.default_int_handler and not is_ours(handler):
+            signal.signal(number, without_clean_exit(handler))
+
+
+def without_clean_exit(handler: Callable[[int, FrameType | None], Any]) -> Callable[[int, FrameType | None], None]:
+    """Return a signal's handler that ignores a SystemExit with status 0 of another one."""
+    @functools.wraps(handler, updated=())
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            handler(number, frame)
+        except SystemExit as error:
+            if exit_status(error.code):
+                raise
+
+    return handle
 
 
 def ignore(*_: object) -> None:

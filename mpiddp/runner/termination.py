@@ -41,7 +41,7 @@ from ..sentinel.client import SentinelClient
 from ..sentinel.protocol import Decision
 from ..where import progress
 from . import teardown
-from .signals import mute_handlers, restore_dispositions
+from .signals import ignore_clean_exits, mute_handlers, restore_dispositions
 
 UNKNOWN_EXIT_CAUSE = "raised SystemExit (exit status unknown) while other ranks waited for it"
 MAX_REPORT_ATTEMPTS = 20  # a signal's handler may interrupt each
@@ -145,6 +145,7 @@ class Termination:
         first, down to those that skip_exit_functions() skips.
         """
         atexit.unregister(self._leave)
+        ignore_clean_exits()
         run_exit_functions()
         if self.is_own_process():
             at_end()
@@ -241,7 +242,7 @@ class Termination:
         """Report that the script raised; this process lives no longer than --abort-grace from now on.
 
         Returns the error, or the one that a signal's handler raises meanwhile, as torch's does when a DataLoader's
-        worker has died.
+        worker has died; but not an exit.
         """
         while not self.has_failed:
             try:
@@ -252,7 +253,7 @@ class Termination:
                 with contextlib.suppress(RuntimeError):  # if no thread can be started, the sentinel ends us
                     self._grace_timer.start()
             except BaseException as other:
-                error = other
+                error = error if isinstance(other, SystemExit) else other
         return error
 
     def fail_at_end(self, error: BaseException, is_printed: bool = False, where: str = "") -> NoReturn:

@@ -35,7 +35,7 @@ from ..where import progress  # noqa: F401 (shared with the sentinel, which is f
 from ..where.dumper import StackDumper, handled_signals
 from ..where.protocol import QuerySocket, StackPipe
 from . import protocol
-from .protocol import Decision, EndRank, JobEnds, ListenPort, RegisterRank, UnfinishedRanks
+from .protocol import Admitted, Decision, EndRank, JobEnds, ListenPort, RegisterRank, UnfinishedRanks
 
 # The coordinator takes the place of the sentinel once that is dead.
 Sent = protocol.RankToSentinel | protocol.SentinelToCoordinator
@@ -158,6 +158,11 @@ class SentinelClient:
         self._registration = RegisterRank(member, endpoint.address, endpoint.watch_port, endpoint.watch_token)
         self._channel.send(self._registration)
         self._helper.monitor(self._on_sentinel_death)
+
+    def await_admission(self) -> None:
+        """Wait, but not for long, until the coordinator has admitted this rank: it then sees which rank ends first."""
+        if self._registration is not None and self._registration.port and self._registration.member.rank != 0:
+            self._await(Admitted)
 
     def watch_script(self, relay_socket: int = -1) -> None:
         """Report the script's crashes, forks and signals to the sentinel, except those that others handle already.

@@ -266,7 +266,7 @@ RankToSentinel = (
     Stage | ServeProbes | StartCoordinator | RegisterRank | ChildStarted | LocallyHandled | StackPipe | QuerySocket
     | RelaySocket | RankToCoordinator
 )
-SentinelToRank = CoordinatorConnected | ListenPort | EndRank | Decision | UnfinishedRanks
+SentinelToRank = CoordinatorConnected | Admitted | ListenPort | EndRank | Decision | UnfinishedRanks
 Observation = PeerProcessEnded | Interrupted | UnaskedStop | Sample | ThreadsReply | SnapshotRequest
 SentinelToCoordinator = RankToCoordinator | Observation | Hello | Stage | StoppedStatus | StepDaemonLost | SentinelLost
 CoordinatorToSentinel = (

@@ -186,6 +186,7 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
                     self._enter(SelfHandled())
             case protocol.Admitted():
                 self._admitted = True
+                self._do(events.ToRank(message))
             case Text():
                 pass
             case Unreadable(error):
