@@ -43,8 +43,11 @@ def init_process_group(
     launcher here.
 
     Raises LaunchError, the same on every rank, if the group cannot start, and ValueError if the process has a default
-    group already or a variable is wrong.
+    group already or a variable is wrong. Any other exception, such as of a faulty GPU, is this rank's failure, also if
+    it is caught: then another call raises RuntimeError.
     """
+    if _has_failed():
+        raise RuntimeError("this rank has failed, and its job ends")
     launched = _find_launched()
     if launched is not None and _adopt(launched, comm, backend, timeout):
         return launched.membership.environment
@@ -94,6 +97,8 @@ def destroy_process_group() -> None:
     Collective over its communicator: returns when all ranks have called it, because others may still need the store.
     """
     global _own_job, _stop
+    if _has_failed():  # the job ends with this program
+        return
     if _own_job is not None:
         from mpi4py import MPI
 
@@ -145,6 +150,11 @@ def process_group(
             _fail(error)
         raise
     destroy_process_group()
+
+
+def _has_failed() -> bool:
+    """Return whether the job ends because this rank has failed."""
+    return _own_job is not None and _own_job.termination is not None and _own_job.termination.has_failed
 
 
 def _is_agreed_stop(error: SystemExit) -> bool:

@@ -90,13 +90,13 @@ def start_and_run(config: LaunchConfig, program: Program) -> int:
     assert job.termination
     leave = functools.partial(leave_job, job, config)
     atexit.register(leave)
-    if config.explain is not None:
-        from .reporting.map import print_explanation
-
-        file = config.script.target if config.script and config.script.is_file else ""
-        describe = functools.partial(job.membership.explain, file, config)
-        return print_explanation(describe, job.membership.environment, config.explain)
     try:
+        if config.explain is not None:
+            from .reporting.map import print_explanation
+
+            file = config.script.target if config.script and config.script.is_file else ""
+            describe = functools.partial(job.membership.explain, file, config)
+            return print_explanation(describe, job.membership.environment, config.explain)
         job.termination.watch_script(leave)
         return program(job, config)
     except BaseException as error:
@@ -222,7 +222,7 @@ def set_up_torch(started: RunningJob, config: LaunchConfig, sentinel: SentinelCl
         sentinel.report_stage("device")
         started.membership.use_device()
     if not config.init:
-        sentinel.await_admission()
+        sentinel.await_registration()
         started.membership.await_all("connecting sentinels", started.refuse_alone)
         return
     timeline.begin_stage("process group")

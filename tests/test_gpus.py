@@ -561,6 +561,7 @@ def test_a_device_that_fails_when_it_is_first_used_is_reported(quick: Mpi, tmp_p
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1, done.stderr
     assert "busy or unavailable" in done.stderr
+    assert "abort-grace" not in done.stderr
     assert "runs" not in done.stdout
 
 

@@ -55,7 +55,7 @@ from mpiddp.sentinel.connections import Connections
 def make_late(owner, name, rank):
     act = getattr(owner, name)
     def act_late(*arguments):
-        time.sleep(2 * (os.environ["PMI_RANK"] == rank))
+        time.sleep(1 * (os.environ["PMI_RANK"] == rank))
         act(*arguments)
     setattr(owner, name, act_late)
 {late}
@@ -251,6 +251,7 @@ def later():
     os.kill(pid, signal.SIGTERM)
     time.sleep(0.5)
 threading.Thread(target=later).start()
+threading.Thread(target=time.sleep, args=(600,)).start()
 """
 
 

@@ -42,6 +42,7 @@ from mpiddp.sentinel.events import (
     PrintLine,
     RankGone,
     SetTimer,
+    ToRank,
     WatcherEvent,
 )
 from mpiddp.sentinel.protocol import (
@@ -53,6 +54,7 @@ from mpiddp.sentinel.protocol import (
     Leave,
     ReasonPrinted,
     RegisterRank,
+    RegistrationDone,
     SentinelLost,
     StartCoordinator,
     WatchedRank,
@@ -286,7 +288,8 @@ def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
     def rank_without_coordinator() -> watcher.Watcher:
         rank = watcher.Watcher(WATCHED, 0.0)
         rank.handle(FromRank(RegisterRank(member(0), "", 0, "")), 0.5)
-        assert rank.handle(NoCoordinator(error), 1.0) == [SetTimer("no coordinator", watcher.NO_COORDINATOR_WARNING_S)]
+        assert rank.handle(NoCoordinator(error), 1.0) == [
+            ToRank(RegistrationDone()), SetTimer("no coordinator", watcher.NO_COORDINATOR_WARNING_S)]
         return rank
 
     rank = rank_without_coordinator()

@@ -43,7 +43,11 @@ def to_c_int(status: int) -> int:
 
 def run_exit_functions() -> None:
     """Join threads and call atexit functions, as Python does at exit."""
-    threading._shutdown()  # type: ignore[attr-defined]
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+    except SystemExit as error:  # raised by a signal's handler
+        if exit_status(error.code):
+            raise
     atexit._run_exitfuncs()
 
 

@@ -28,7 +28,7 @@ def make_report(error: BaseException, rank: int, host: str) -> Report:
     """Return the report on a script that raised `error`; it never says 0, which is no failure's status."""
     cause = f"{type(error).__name__}: {format_safely(error)}".split("\n")[0]
     kind, signal, origin = ReportKind.ERROR, "", None
-    with contextlib.suppress(Exception):  # a script that has opened too many files cannot load a module
+    with contextlib.suppress(BaseException):  # no descriptor is left to load a module, or the error's own code raises
         # not loaded while the job starts
         from .traceback import find_origin, format_error_line, is_from_peer_loss, is_interrupt
 

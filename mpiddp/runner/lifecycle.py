@@ -202,6 +202,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     signals.protect_workers()
     warn_late_variables(job.membership, config)
     watch_training(job, config)
+    at_end = functools.partial(warn_independent_ranks, job, config)
     status, failure = 0, None
     try:
         try:
@@ -213,14 +214,18 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
                 raise
         job.termination.status = status
         if not config.python_exit:
-            job.termination.finish(status, functools.partial(warn_independent_ranks, job, config))
+            job.termination.finish(status, at_end)
     except BaseException as error:
         failure = error  # nothing else references it when this block has ended
     for _ in TRIES:  # no call outside of the two blocks: after each, a signal's handler may raise
         if failure is None:
             return status
         try:
-            return job.termination.fail_by_exception(failure)
+            if exception.find_script_status(failure):
+                return job.termination.fail_by_exception(failure)
+            if not config.python_exit:  # a signal's handler has called sys.exit(0) after the script's end
+                job.termination.finish(status, at_end)
+            return status
         except SystemExit:  # of a signal's handler: the script has failed before
             continue
         except BaseException as error:  # as torch's handler raises when a worker has died, before the report
@@ -318,8 +323,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
         return
     if job.failure is not None:
         termination.fail_at_end(job.failure, is_printed=True)
-    if config.python_exit:
-        signals.ignore_clean_exits()
+    signals.ignore_clean_exits()
     from mpi4py import MPI
 
     try:

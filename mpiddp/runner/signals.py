@@ -79,7 +79,7 @@ def mute_handlers() -> None:
 
 
 def ignore_clean_exits() -> None:
-    """Make the script's signal handlers return if they call sys.exit(0): this process ends in order already."""
+    """Make the script's signal handlers return if they call sys.exit(0): its exit functions have run."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in signal.valid_signals():

@@ -145,8 +145,8 @@ class Termination:
         first, down to those that skip_exit_functions() skips.
         """
         atexit.unregister(self._leave)
+        run_exit_functions()  # which a handler may still cut short by sys.exit(0)
         ignore_clean_exits()
-        run_exit_functions()
         if self.is_own_process():
             at_end()
         if teardown.is_handling_signals():

@@ -35,14 +35,14 @@ from ..where import progress  # noqa: F401 (shared with the sentinel, which is f
 from ..where.dumper import StackDumper, handled_signals
 from ..where.protocol import QuerySocket, StackPipe
 from . import protocol
-from .protocol import Admitted, Decision, EndRank, JobEnds, ListenPort, RegisterRank, UnfinishedRanks
+from .protocol import Decision, EndRank, JobEnds, ListenPort, RegisterRank, RegistrationDone, UnfinishedRanks
 
 # The coordinator takes the place of the sentinel once that is dead.
 Sent = protocol.RankToSentinel | protocol.SentinelToCoordinator
 Received = protocol.SentinelToRank | protocol.CoordinatorToSentinel
 RankChannel = Channel[Sent, Received]
 CODEC: Codec[Received] = Codec(Received)
-Awaited = TypeVar("Awaited", ListenPort, Decision, UnfinishedRanks, EndRank)
+Awaited = TypeVar("Awaited", RegistrationDone, ListenPort, Decision, UnfinishedRanks, EndRank)
 
 END_TIMEOUT_S = 1.0  # for an `EndRank`, which comes before its signal; another thread may be reading it
 LATE_END_TIMEOUT_S = 0.01  # if a helper's death explains the signal, too
@@ -159,10 +159,10 @@ class SentinelClient:
         self._channel.send(self._registration)
         self._helper.monitor(self._on_sentinel_death)
 
-    def await_admission(self) -> None:
+    def await_registration(self) -> None:
         """Wait, but not for long, until the coordinator has admitted this rank: it then sees which rank ends first."""
-        if self._registration is not None and self._registration.port and self._registration.member.rank != 0:
-            self._await(Admitted)
+        if self._registration is not None and self._registration.member.rank:  # rank 0's sentinel coordinates
+            self._await(RegistrationDone)
 
     def watch_script(self, relay_socket: int = -1) -> None:
         """Report the script's crashes, forks and signals to the sentinel, except those that others handle already.

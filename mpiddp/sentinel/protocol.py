@@ -148,6 +148,10 @@ class CoordinatorConnected(NamedTuple):
     """Carries a dup of the coordinator's connection, so that it survives the sentinel's death."""
 
 
+class RegistrationDone(NamedTuple):
+    """The coordinator has admitted the rank, or it cannot be reached."""
+
+
 class ListenPort(NamedTuple):
     """The answer to `ServeProbes` or `StartCoordinator`, as `request` names it: the port, 0 for a failure.
 
@@ -266,7 +270,7 @@ RankToSentinel = (
     Stage | ServeProbes | StartCoordinator | RegisterRank | ChildStarted | LocallyHandled | StackPipe | QuerySocket
     | RelaySocket | RankToCoordinator
 )
-SentinelToRank = CoordinatorConnected | Admitted | ListenPort | EndRank | Decision | UnfinishedRanks
+SentinelToRank = CoordinatorConnected | RegistrationDone | ListenPort | EndRank | Decision | UnfinishedRanks
 Observation = PeerProcessEnded | Interrupted | UnaskedStop | Sample | ThreadsReply | SnapshotRequest
 SentinelToCoordinator = RankToCoordinator | Observation | Hello | Stage | StoppedStatus | StepDaemonLost | SentinelLost
 CoordinatorToSentinel = (

@@ -186,7 +186,7 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
                     self._enter(SelfHandled())
             case protocol.Admitted():
                 self._admitted = True
-                self._do(events.ToRank(message))
+                self._do(events.ToRank(protocol.RegistrationDone()))
             case Text():
                 pass
             case Unreadable(error):
@@ -257,6 +257,7 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
 
     def _on_no_coordinator(self, error: str) -> None:
         self._no_coordinator, self._connect_error = True, error
+        self._do(events.ToRank(protocol.RegistrationDone()))
         if error and isinstance(self.phase, Working):
             self._do(events.SetTimer("no coordinator", NO_COORDINATOR_WARNING_S))
 
