@@ -55,7 +55,8 @@ from mpiddp.sentinel.connections import Connections
 def make_late(owner, name, rank):
     act = getattr(owner, name)
     def act_late(*arguments):
-        time.sleep(1 * (os.environ["PMI_RANK"] == rank))
+        if os.environ["PMI_RANK"] == rank:
+            time.sleep(1)
         act(*arguments)
     setattr(owner, name, act_late)
 {late}
