@@ -463,12 +463,18 @@ def test_a_deep_stack_in_a_folder_with_an_umlaut(quick: Mpi, state: dict[str, st
         job.await_ready(2)
         while not read_endpoints():
             time.sleep(0.1)
-        for _ in range(5):
-            found, _ = client.request_snapshot(client.find_endpoint(""))
-            outlier, waiting = found.groups
-            assert outlier.ranks == (1,)
-            assert outlier.location.line.startswith("deep.py:10 <module> → … → deep.py:5 deeper → deep.py:7 deeper")
-            assert waiting.location.collective == "barrier"
+
+        def is_shown() -> bool:
+            groups = client.request_snapshot(client.find_endpoint(""))[0].groups
+            return ([group.ranks for group in groups] == [(1,), (0,)] and groups[1].location.collective == "barrier"
+                    and groups[0].location.line.startswith(
+                        "deep.py:10 <module> → … → deep.py:5 deeper → deep.py:7 deeper"))
+
+        deadline = time.monotonic() + DEADLINE_S
+        while not is_shown():  # until rank 0 is in the barrier, and rank 1 sleeps
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert all(is_shown() for _ in range(5))
 
 
 def test_a_signal_that_a_program_uses_itself(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
