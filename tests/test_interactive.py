@@ -39,7 +39,7 @@ if dist.get_rank() == 1:
 dist.barrier()
 print("through\\n", end="", flush=True)
 """
-STOOD = re.compile(r"\b(barrier|load_batch)\b")  # faulthandler writes a line in pieces, and launchers mix them
+STOOD = re.compile("barrier|load_batch")  # faulthandler writes a line in pieces, and launchers mix them
 ANSWERS = "printf 'print(seven * 6)\\ncontinue\\n' | "
 
 

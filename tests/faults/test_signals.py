@@ -197,7 +197,7 @@ def test_nothing_is_left_of_loader_workers_and_children(launcher: Launcher, requ
     with started(launcher, cluster, FAULTS / "busy.py", 1) as job:
         text = job.output()
     assert job.process.returncode == 1, text
-    assert text.count("Traceback (most recent call last)") == 1, text
+    assert re.findall(r"(\S+) Traceback", text) == ["[rank1]:"], text  # torch may add "Exception ignored"
     assert "mpiddp: failed: rank 1 on " in text
 
 
