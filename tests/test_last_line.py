@@ -38,6 +38,8 @@ SRUN = (r"srun: error: node\d: tasks? [\d,-]+: (Exited with exit code \d+|Killed
         r"srun: Job step aborted: Waiting up to \d+ seconds for job step to finish\.",
         r"slurmstepd-node\d: error: \*\*\* STEP \S+ ON node\d CANCELLED AT \S+ \*\*\*")
 OF_THE_BATCH_SCRIPTS = {"SLURM_SRUN_REDUCE_TASK_EXIT_MSG": "1", "SLURM_STEP_KILLED_MSG_NODE_ID": "-1"}
+# Open MPI 4's mpirun at times cannot unpack its own message (open-mpi/ompi issue 8356), and then says only that.
+SAYS_ABORT = r"MPI_ABORT was invoked|called MPI_Abort|ORTE_ERROR_LOG: .* show_help\.c"
 SWITCHED_OFF = {"openmpi4": {"OMPI_MCA_orte_execute_quiet": "1"}}
 
 
@@ -73,7 +75,7 @@ def test_what_mpi_says_of_an_end_is_printed_where_nobody_else_tells(name: str, t
     done = check(processes.run(*mpiexec_command(mpi, 1, PROGRAMS / "aborts.py", 5, told), timeout=DEADLINE_S,
                                env=single_node_environ(mpi), cwd=ROOT), 5)
     assert done.stdout == "in C's buffer\n"
-    assert ("MPI_ABORT was invoked" in done.stderr or "called MPI_Abort" in done.stderr) == (told == "untold")
+    assert bool(re.search(SAYS_ABORT, done.stderr)) == (told == "untold"), done.stderr
     if told == "told":
         assert re.fullmatch(STAYS[name][0], done.stderr), done.stderr
 
