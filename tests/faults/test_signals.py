@@ -197,7 +197,9 @@ def test_nothing_is_left_of_loader_workers_and_children(launcher: Launcher, requ
     with started(launcher, cluster, FAULTS / "busy.py", 1) as job:
         text = job.output()
     assert job.process.returncode == 1, text
-    assert re.findall(r"(\S+) Traceback", text) == ["[rank1]:"], text  # torch may add "Exception ignored"
+    assert "[rank1]: Traceback (most recent call last)" in text
+    ignored = text.count("Exception ignored in")  # torch's, where srun kills a worker before the rank it belongs to
+    assert text.count("Traceback (most recent call last)") <= 1 + ignored, text
     assert "mpiddp: failed: rank 1 on " in text
 
 
