@@ -292,7 +292,7 @@ def test_a_full_disk_is_told_of_once_and_at_the_end(quick: Mpi, kind: str, tmp_p
         missing = find("launch/bytes_missing", text)[0]
         first, _, last = text.partition(f"\n{message('launch/bytes_missing', **missing)}\n")
         assert len(first) == one["lost"]
-        assert first.startswith("line 0 before ")
+        assert re.match(r"line 0 before |\Z", first)  # empty where the other rank had filled the disk before
         assert last.endswith("after\n")
         assert (one["status"], one["last"]) == (0, "after")
 

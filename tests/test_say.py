@@ -115,6 +115,7 @@ def test_no_node_ends_before_a_refusal_got_through(cluster: Cluster, name: str) 
 def test_what_is_said_goes_to_the_terminal_where_a_script_keeps_its_stderr(quick: Mpi, tmp_path: Path) -> None:
     script = tmp_path / "keeps.py"
     script.write_text("import io, os, signal, sys, mpiddp\nsys.stderr = io.StringIO()\n"
+                      "assert not mpiddp.should_stop()\n"
                       "os.kill(os.getpid(), signal.SIGUSR1)\nassert mpiddp.should_stop()\n")
     done = check(alone(quick, "-m", "mpiddp", "--quiet", "--stop-before", 1, script))
     assert done.stderr.splitlines()[-1] == message("launch/time_to_stop", signal="SIGUSR1")
