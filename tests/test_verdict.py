@@ -74,6 +74,19 @@ def test_a_crash_that_nobody_saw_is_no_work_of_a_launcher() -> None:
                              context) == RootCause(killed)
 
 
+@pytest.mark.parametrize(("signal", "cause", "first"), [
+    ("SIGUSR1", "killed", 0), ("SIGSEGV", "killed", 0), ("SIGTERM", "killed", 1), ("", "killed", 1),
+    ("SIGSEGV", OUT_OF_MEMORY, 1),
+])
+def test_a_rank_that_mpiexec_kills_before_the_first_one_has_ended(signal: str, cause: str, first: int) -> None:
+    """A dying process closes its connection to mpiexec before others can see its end."""
+    reports = [report(1, ReportKind.PROCESS_EXIT, "SIGKILL")._replace(cause=cause),
+               report(0, ReportKind.PROCESS_EXIT, signal)]
+    verdict = select_root_cause(reports, SAME_CAUSE_WAIT_S, FailureContext(HOSTS, end_order=(1, 0)))
+    assert verdict is not None
+    assert verdict.first.rank == first
+
+
 @pytest.mark.parametrize(("order", "waited_s", "first"), [
     ([4, 1], SAME_CAUSE_WAIT_S, 4), ([1, 4], SAME_CAUSE_WAIT_S, 1),
     ([1], SAME_CAUSE_WAIT_S, None), ([1], ROOT_CAUSE_WAIT_S, 1), ([], SAME_CAUSE_WAIT_S, None),
