@@ -286,6 +286,7 @@ def test_a_full_disk_is_told_of_once_and_at_the_end(quick: Mpi, kind: str, tmp_p
                         done.stderr.splitlines()[-1])
     records = index_of(tmp_path / "copy", has_ended)
     assert int(losses[0]["position"]) == records[int(losses[0]["rank"])]["lost"]
+    assert any(one["lost"] for one in records)
     for one in records:
         (log,) = tmp_path.glob(f"copy/*/{one['file']}")
         text = read(log)

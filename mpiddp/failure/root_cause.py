@@ -19,7 +19,7 @@ OUTSIDE_SIGNALS = (  # from users and schedulers
     "SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", WALLTIME_SIGNAL,
 )
 CRASH_SIGNALS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
-FOREIGN_SIGNALS = (*CRASH_SIGNALS, "SIGHUP", "SIGUSR1", "SIGUSR2")  # which no launcher sends to ranks that it ends
+NON_LAUNCHER_SIGNALS = (*CRASH_SIGNALS, "SIGHUP", "SIGUSR1", "SIGUSR2")  # no launcher ends ranks by these
 ABORT_SIGNAL = "SIGABRT"  # from C's abort(), which NCCL's watchdog calls in a rank whose collective takes too long
 STEP_DAEMON_KILLED = "slurmstepd, which manages the ranks of this node for Slurm, was killed"
 OUT_OF_MEMORY = "out of memory (OOM kill counted by its cgroup)"
@@ -221,7 +221,7 @@ def select_gone_rank(
         gone = gone if has_crashed else ordered or gone
         if gone[0].signal == "SIGKILL" and OUT_OF_MEMORY not in gone[0].cause:
             # MPICH's mpiexec kills all ranks once one has closed its connection, before that one's process has ended
-            gone = [report for report in gone if report.signal in FOREIGN_SIGNALS] or gone
+            gone = [report for report in gone if report.signal in NON_LAUNCHER_SIGNALS] or gone
         if context.by_srun and not gone[0].signal:  # Open MPI exits by itself when srun says that a rank has crashed
             host = gone[0].host  # the order in which processes end is known within a host
             gone = [report for report in gone if report.signal in CRASH_SIGNALS and report.host != host] or gone
