@@ -1247,10 +1247,11 @@ def test_the_wait_that_is_proposed_lasts_until_the_training_has_ended(status: in
     text = apply_edits(job.lines, [edit for finding in check(job, Here()) for edit in finding.edits])
     assert START.strip() + " &" in text
     training = f"sh -c 'trap \"sleep 0.5; echo saved; exit {status}\" USR1; echo READY; while :; do sleep 0.1; done'"
-    with subprocess.Popen(["bash", "-c", text.replace(START.strip(), training)], stdout=subprocess.PIPE, text=True,
-                          start_new_session=True) as process:
+    text = text.replace(START.strip(), training).replace(" job=$!;", " job=$!; echo READY;")
+    with subprocess.Popen(["bash", "-c", text], stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
-            assert process.stdout is not None and process.stdout.readline() == "READY\n"
+            assert process.stdout is not None  # the trap of the training is set, and the script knows its number
+            assert [process.stdout.readline() for _ in range(2)] == ["READY\n"] * 2
             process.send_signal(signal.SIGUSR1)
             assert (process.communicate(timeout=support.DEADLINE_S)[0], process.returncode) == (said, status)
         finally:
