@@ -318,7 +318,6 @@ def check_whole_world(comm: MPI.Comm) -> None:
 
     runtime.drop_foreign_run_id(os.environ)
     started_by = launchers.read_launch_facts(os.environ)
-    is_detached = started_by is not None and not started_by.offers and started_by.launcher in (
-        launchers.OPEN_MPI, launchers.HYDRA)
+    is_detached = started_by is not None and not started_by.offers and started_by.launcher.library is not None
     if comm != MPI.COMM_SELF and not is_detached and runtime.find_outer_launcher(os.environ) is None:
         check_world_size(started_by, MPI.COMM_WORLD.size, identify_library())

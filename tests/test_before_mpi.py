@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from mpiddp.discovery import mpi
-from mpiddp.discovery.mpi import CRAY_MPICH, name_library
+from mpiddp.discovery.mpi import name_library
 from mpiddp.planning.environment import choose_fork_safety, disable_gpu_support
+from mpiddp.systems.mpi_libraries import CRAY_MPICH
 from tests import processes
 from tests.messages import message
 from tests.support import (
@@ -38,7 +39,7 @@ ALL = {"RDMAV_FORK_SAFE": "1", "IBV_FORK_SAFE": "1", "FI_EFA_FORK_SAFE": "1"}
     ("Open MPI", "/usr/lib/libmpi.so.40", "Open MPI v4.1.4", False),
 ])
 def test_which_library_is_crays(name: str, file: str, description: str, expected: bool) -> None:
-    assert (name_library(name, file, description) == CRAY_MPICH) is expected
+    assert (name_library(name, file, description) == CRAY_MPICH.name) is expected
 
 
 @pytest.mark.parametrize(("value", "changed"), [("1", True), ("0", False), ("", False), (None, False)])

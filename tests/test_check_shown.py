@@ -16,7 +16,7 @@ from mpiddp.check import command, drawing, report
 from mpiddp.check.stats.schema import Finding, RankInfo, Subject, no_measurements
 from mpiddp.check.stats.text import three_digits
 from mpiddp.check.table import MAX_LINES, MAX_WIDTH, render
-from mpiddp.discovery import schedulers
+from mpiddp.systems import schedulers
 from tests import processes
 from tests.fabrics import Faults, fabric, found, many, three
 from tests.messages import message

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.discovery.mpi import CRAY, PMI, PMIX, Library
+from mpiddp.discovery.mpi import Library
 from mpiddp.discovery.site_profile import load_profile
 from mpiddp.doctor import environment
 from mpiddp.doctor.environment import (
@@ -38,13 +38,14 @@ from mpiddp.doctor.environment import (
 )
 from mpiddp.doctor.findings import Finding, Severity
 from mpiddp.staging.manifest import Mount
-from mpiddp.supervise.command import HYDRA, NONE, OPEN_MPI, PALS
+from mpiddp.systems.launchers import HYDRA, MPIRUN, NO_LAUNCHER, PALS
+from mpiddp.systems.mpi_libraries import CRAY_PMI, PMI, PMIX
 from tests.messages import find, message
 from tests.support import MPIS, Mpi, alone, need
 
 MPICH = Library("MPICH", (5, 0, 2), "/env/lib/libmpi.so.12", frozenset({PMI}))
 OMPI = Library("Open MPI", (5, 0, 11), "/env/lib/libmpi.so.40", frozenset({PMIX}))
-CRAY_MPICH = Library("Cray MPICH", (8, 1, 32), "/opt/cray/libmpi.so.12", frozenset({CRAY, PMI, PMIX}))
+CRAY_MPICH = Library("Cray MPICH", (8, 1, 32), "/opt/cray/libmpi.so.12", frozenset({CRAY_PMI, PMI, PMIX}))
 CPU, CUDA, ROCM = TorchBuild("2.9.0+cpu"), TorchBuild("2.9.0+cu128", "12.8"), TorchBuild("2.9.0+rocm6.4", hip="6.4")
 MOUNTS = [Mount("/", "ext4", frozenset()), Mount("/home", "nfs4", frozenset()), Mount("/tmp", "tmpfs", frozenset())]
 
@@ -56,14 +57,14 @@ def shown(findings: list[Finding]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("library", "kind", "programs", "types", "rest"), [
     (MPICH, HYDRA, ["mpiexec"], [], [("NOTE", message("site/launcher", path="/bin/mpiexec"))]),
-    (OMPI, OPEN_MPI, ["mpirun"], [], [("NOTE", message("site/launcher", path="/bin/mpiexec"))]),
-    (MPICH, OPEN_MPI, ["mpirun"], [], [("WARNING", message(
+    (OMPI, MPIRUN, ["mpirun"], [], [("NOTE", message("site/launcher", path="/bin/mpiexec"))]),
+    (MPICH, MPIRUN, ["mpirun"], [], [("WARNING", message(
         "site/foreign_launcher", path="/bin/mpiexec", launcher="Open MPI's mpirun", library="MPICH 5.0.2"))]),
     (OMPI, HYDRA, ["mpiexec"], [], [("WARNING", message(
         "site/foreign_launcher", path="/bin/mpiexec", launcher="MPICH's or Intel MPI's mpiexec",
         library="Open MPI 5.0.11"))]),
     (CRAY_MPICH, PALS, ["mpiexec"], [], [("NOTE", message("site/launcher", path="/bin/mpiexec"))]),
-    (MPICH, NONE, [], [], [("WARNING", message("site/no_launcher"))]),
+    (MPICH, NO_LAUNCHER, [], [], [("WARNING", message("site/no_launcher"))]),
     (OMPI, None, ["srun"], ["none", "pmix"],
      [("NOTE", message("site/srun_fits", library="Open MPI 5.0.11", option="--mpi=pmix"))]),
     (CRAY_MPICH, None, ["srun"], ["cray_shasta", "none", "pmi2"],
@@ -76,8 +77,8 @@ def test_the_library_and_the_launchers_in_path(
     library: Library, kind: environment.LauncherCommand | None, programs: list[str], types: list[str],
     rest: list[tuple[str, str]],
 ) -> None:
-    mpiexec = "/bin/mpiexec" if kind not in (None, NONE) else ""
-    findings = judge_launchers(library, mpiexec, kind or NONE, programs, types)
+    mpiexec = "/bin/mpiexec" if kind not in (None, NO_LAUNCHER) else ""
+    findings = judge_launchers(library, mpiexec, kind or NO_LAUNCHER, programs, types)
     assert shown(findings) == [("NOTE", message("site/library", library=library)), *rest]
 
 

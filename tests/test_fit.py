@@ -8,7 +8,7 @@ from mpiddp.base.config import Script
 from mpiddp.base.errors import LaunchError
 from mpiddp.discovery import runtime, schedulers
 from mpiddp.discovery.launchers import read_launch_facts
-from mpiddp.discovery.mpi import ALL_INTERFACES, Library, list_launch_interfaces
+from mpiddp.discovery.mpi import Library, list_launch_interfaces
 from mpiddp.planning.compatibility import (
     check_compatibility,
     check_nested,
@@ -17,6 +17,7 @@ from mpiddp.planning.compatibility import (
     list_hidden_prefixes,
     warn_unlaunched,
 )
+from mpiddp.systems.mpi_libraries import ALL_INTERFACES
 from tests import processes
 from tests.cluster import Cluster
 from tests.messages import find, message

@@ -21,13 +21,13 @@ from mpiddp.discovery.cpus import Topology
 from mpiddp.discovery.devices import DeviceFacts
 from mpiddp.discovery.gpus import Gpu, select_visible
 from mpiddp.discovery.host import HostFacts
-from mpiddp.discovery.launchers import SRUN
-from mpiddp.discovery.schedulers import SLURM
 from mpiddp.planning import gpus, job
 from mpiddp.planning.environment import Endpoint
 from mpiddp.planning.gpus import GpuChoice, RankGpus, choose_gpus
 from mpiddp.planning.job import Placement
 from mpiddp.planning.problems import Advice
+from mpiddp.systems.launchers import SRUN
+from mpiddp.systems.schedulers import SLURM
 from tests import processes
 from tests.cluster import Cluster
 from tests.messages import find, message

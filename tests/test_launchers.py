@@ -10,13 +10,13 @@ import pytest
 
 from mpiddp.base.errors import LaunchError
 from mpiddp.base.text import memory_advice
-from mpiddp.discovery import launchers, schedulers
+from mpiddp.discovery import schedulers
 from mpiddp.discovery.cpus import CpuGrant, Topology, read_grant
 from mpiddp.discovery.devices import DeviceFacts
 from mpiddp.discovery.gpus import Gpu
 from mpiddp.discovery.host import HostFacts
-from mpiddp.discovery.launchers import LAUNCHERS, is_first_on_node, read_launch_facts
-from mpiddp.discovery.mpi import ALL_INTERFACES, Library
+from mpiddp.discovery.launchers import is_first_on_node, read_launch_facts
+from mpiddp.discovery.mpi import Library
 from mpiddp.discovery.runtime import find_slurm_step, is_abort_status_lost
 from mpiddp.planning import cores, gpus, problems
 from mpiddp.planning.compatibility import (
@@ -28,6 +28,9 @@ from mpiddp.planning.compatibility import (
 )
 from mpiddp.planning.gpus import GpuChoice
 from mpiddp.planning.problems import choose_advice
+from mpiddp.systems.launchers import LAUNCHERS, Launcher
+from mpiddp.systems.mpi_libraries import ALL_INTERFACES
+from mpiddp.systems.schedulers import FLUX, LSF, PBS, SCHEDULERS, SLURM, Scheduler
 from mpiddp.where.client import UnansweredError, find_endpoint
 from mpiddp.where.registry import JobEndpoint, find_job_number, write_endpoint
 from tests.messages import find, message
@@ -168,12 +171,12 @@ def test_no_refusal_names_the_option_of_another_launcher(kind: str, library: Lib
         except LaunchError as error:
             said.append(str(error))
     own = {*started_by.launcher.options.values()}
-    foreign = {option for launcher in (*LAUNCHERS, launchers.PSSLURM) for option in launcher.options.values()} - own
+    foreign = {option for launcher in LAUNCHERS for option in launcher.options.values()} - own
     for text in said:
         assert not [option for option in foreign if option in text], text
 
 
-def options_of(row: launchers.Launcher | schedulers.Scheduler) -> set[str]:
+def options_of(row: Launcher | Scheduler) -> set[str]:
     """Return the options that a row names, each up to its value."""
     fields = ("ranks_per_node", "cores", "unbound", "export", "all_gpus", "own_gpu", "gpus", "exclude", "memory")
     named = [getattr(row, field, "") for field in fields] + [*getattr(row, "options", {}).values()]
@@ -207,13 +210,13 @@ def said_in_planning(launcher: str, scheduler: str) -> list[str]:
     return said
 
 
-ROWS = (*LAUNCHERS, launchers.PSSLURM, *schedulers.SCHEDULERS)
+ROWS = (*LAUNCHERS, *SCHEDULERS)
 
 
 @pytest.mark.parametrize("launcher", [*LAUNCHERS, None], ids=lambda row: row.name if row else "none")
-@pytest.mark.parametrize("scheduler", [*schedulers.SCHEDULERS, None], ids=lambda row: row.name if row else "none")
+@pytest.mark.parametrize("scheduler", [*SCHEDULERS, None], ids=lambda row: row.name if row else "none")
 def test_no_message_of_a_start_names_the_option_of_another_launcher(
-    launcher: launchers.Launcher | None, scheduler: schedulers.Scheduler | None
+    launcher: Launcher | None, scheduler: Scheduler | None
 ) -> None:
     own = set().union(*(options_of(row) for row in (launcher, scheduler) if row))
     foreign = set().union(*map(options_of, ROWS)) - own
@@ -223,7 +226,7 @@ def test_no_message_of_a_start_names_the_option_of_another_launcher(
         said.append(memory_advice(scheduler.memory_use, scheduler.memory))
     for text in said:
         assert not {option for option in foreign if re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text)}, text
-        assert scheduler is schedulers.SLURM or "Slurm" not in text or find(
+        assert scheduler is SLURM or "Slurm" not in text or find(
             "launch/too_few_gpus_from_slurm", text), text
 
 
@@ -293,7 +296,7 @@ def test_a_job_is_found_by_what_its_scheduler_calls_it(
     environ: dict[str, str], names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    for name in (name for scheduler in schedulers.SCHEDULERS for name in scheduler.jobs):
+    for name in (name for scheduler in SCHEDULERS for name in scheduler.jobs):
         monkeypatch.delenv(name, raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
@@ -344,27 +347,27 @@ TORQUE = """Job Id: 9.torque
 
 
 @pytest.mark.parametrize(("scheduler", "text", "end_s"), [
-    (schedulers.SLURM, "2026-11-25T11:00:00\n", time.mktime((2026, 11, 25, 11, 0, 0, 0, 0, -1))),
-    (schedulers.PBS, PBS_PRO, time.mktime((2026, 11, 25, 11, 0, 0, 0, 0, -1))), (schedulers.PBS, TORQUE, 2200),
-    (schedulers.FLUX, "600\n", 1600), (schedulers.LSF, "0:42 L\n", 1000 + 42 * 60), (schedulers.LSF, "25:00 X", 91000),
+    (SLURM, "2026-11-25T11:00:00\n", time.mktime((2026, 11, 25, 11, 0, 0, 0, 0, -1))),
+    (PBS, PBS_PRO, time.mktime((2026, 11, 25, 11, 0, 0, 0, 0, -1))), (PBS, TORQUE, 2200),
+    (FLUX, "600\n", 1600), (LSF, "0:42 L\n", 1000 + 42 * 60), (LSF, "25:00 X", 91000),
 ])
-def test_when_a_job_ends(scheduler: schedulers.Scheduler, text: str, end_s: float) -> None:
+def test_when_a_job_ends(scheduler: Scheduler, text: str, end_s: float) -> None:
     assert scheduler.parse_end(text, 1000) == end_s
 
 
 @pytest.mark.parametrize(("scheduler", "text"), [
-    (schedulers.SLURM, "Unknown"), (schedulers.SLURM, ""), (schedulers.FLUX, "4294967295"), (schedulers.FLUX, ""),
-    (schedulers.PBS, "Job Id: 9"), (schedulers.PBS, ""), (schedulers.LSF, "-"), (schedulers.LSF, "")])
-def test_a_job_whose_end_is_not_known(scheduler: schedulers.Scheduler, text: str) -> None:
+    (SLURM, "Unknown"), (SLURM, ""), (FLUX, "4294967295"), (FLUX, ""),
+    (PBS, "Job Id: 9"), (PBS, ""), (LSF, "-"), (LSF, "")])
+def test_a_job_whose_end_is_not_known(scheduler: Scheduler, text: str) -> None:
     with pytest.raises(ValueError):
         scheduler.parse_end(text, 1000)
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("scheduler", [schedulers.FLUX, schedulers.PBS, schedulers.LSF, schedulers.SLURM],
+@pytest.mark.parametrize("scheduler", [FLUX, PBS, LSF, SLURM],
                          ids=lambda scheduler: scheduler.name)
 def test_the_schedulers_command_is_asked_by_one_rank(
-    scheduler: schedulers.Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = {"Flux": "600", "PBS": TORQUE, "LSF": "0:10 L", "Slurm": "2026-11-25T11:00:00"}[scheduler.name]
     command = tmp_path / scheduler.ask_end[0]
@@ -375,7 +378,7 @@ def test_the_schedulers_command_is_asked_by_one_rank(
     assert schedulers.find_end(environ, asks=False) is None
     found = schedulers.find_end(environ, asks=True)
     assert found is not None
-    assert scheduler is schedulers.SLURM or 0 < found - time.time() <= 1200
+    assert scheduler is SLURM or 0 < found - time.time() <= 1200
     command.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert schedulers.find_end(environ, asks=True) is None

@@ -13,6 +13,8 @@ from mpiddp.discovery.launchers import read_launch_facts
 from mpiddp.planning.compatibility import check_outer_tasks
 from mpiddp.supervise.__main__ import read_launcher_version
 from mpiddp.supervise.allocation import expand_nodelists
+from mpiddp.systems.launchers import SRUN
+from mpiddp.systems.schedulers import SCHEDULERS, SLURM, Scheduler
 from mpiddp.where.client import UnansweredError, find_endpoint
 from mpiddp.where.registry import JobEndpoint, write_endpoint
 from tests.test_launchers import FLUX_PMIX, FLUX_SIMPLE, FLUX_TASK, HYDRA, MPIRUN, STEP
@@ -29,7 +31,7 @@ def test_mpirun_in_a_job_of_slurm_that_a_task_of_flux_has_submitted(inner: dict[
 def test_a_job_of_slurm_that_a_task_of_flux_has_submitted() -> None:
     environ = {**FLUX_TASK, **OF_SLURM}
     assert schedulers.find_job(environ) == ("7", "")
-    assert schedulers.find_intended_size(environ) == (schedulers.SLURM, 4)
+    assert schedulers.find_intended_size(environ) == (SLURM, 4)
     assert read_launch_facts(environ) is None
     found = read_launch_facts({**FLUX_PMIX, **STEP})
     assert found is not None
@@ -81,9 +83,9 @@ def test_a_job_that_was_given_more_time(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.process
 @pytest.mark.parametrize("script", ["printf '\\377\\376\\n'", "head -c 20000000 /dev/zero", "sleep 60", "exit 1"])
-@pytest.mark.parametrize("scheduler", [row for row in schedulers.SCHEDULERS if row.ask_end], ids=lambda row: row.name)
+@pytest.mark.parametrize("scheduler", [row for row in SCHEDULERS if row.ask_end], ids=lambda row: row.name)
 def test_a_command_that_says_nothing_useful(
-    scheduler: schedulers.Scheduler, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scheduler: Scheduler, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedulers, "COMMAND_TIMEOUT_S", 0.3)
     command(tmp_path, scheduler.ask_end[0], script, monkeypatch)
@@ -93,7 +95,7 @@ def test_a_command_that_says_nothing_useful(
 @pytest.mark.mpi
 def test_programs_whose_words_are_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command(tmp_path, "srun", "printf 'MPI plugin types are\\n\\tpmix\\n\\tn\\344chster\\n' >&2", monkeypatch)
-    assert schedulers.list_srun_mpi_types()[0] == "pmix"
+    assert schedulers.list_interfaces(SRUN)[0] == "pmix"
     command(tmp_path, "mpiexec", "printf 'Open MPI \\344\\n'", monkeypatch)
     assert "Open MPI" in read_launcher_version(str(tmp_path / "mpiexec"), str(tmp_path / "mpiexec"))
 

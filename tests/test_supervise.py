@@ -21,16 +21,7 @@ from mpiddp.base.files import append_suspects
 from mpiddp.failure.root_cause import OUT_OF_MEMORY, ReportKind
 from mpiddp.supervise.allocation import exclude_nodes, find_allocation
 from mpiddp.supervise.attempt import AttemptProcess, make_attempt
-from mpiddp.supervise.command import (
-    NONE,
-    OPEN_MPI,
-    SLURM,
-    CommandError,
-    JobStep,
-    make_command,
-    parse_command,
-    take_our_options,
-)
+from mpiddp.supervise.command import CommandError, make_command, parse_command, take_our_options
 from mpiddp.supervise.decision import (
     Action,
     Attempt,
@@ -43,6 +34,7 @@ from mpiddp.supervise.decision import (
     find_suspects,
 )
 from mpiddp.supervise.supervisor import read_checkpoint_state
+from mpiddp.systems.launchers import MPIRUN, NO_LAUNCHER, JobStep
 from tests import processes
 from tests.benchmarks import recovery
 from tests.cluster import Cluster
@@ -292,7 +284,7 @@ def test_what_a_command_asks_for() -> None:
     found = parse_command(("mpirun", "-np", "8", "python", "-m", "mpiddp", "--error-file=e.json", "train.py"),
                           OPEN_MPI_SAYS,
                           PROGRAMS_THERE.__contains__)
-    assert (found.launcher, found.tasks, found.options, found.error_file) == (OPEN_MPI, 8, (), "e.json")
+    assert (found.launcher, found.tasks, found.options, found.error_file) == (MPIRUN, 8, (), "e.json")
     assert found.rest == ("python", "-m", "mpiddp", "train.py")
     theirs = ("srun", "--mpi=pmix", "python", "a.py", "-n", "4", "--error-file", "x")
     assert parse_command(theirs, "", PROGRAMS_THERE.__contains__)[3:] == (theirs[2:], None, None, "", "")
@@ -359,7 +351,7 @@ def test_nodes_that_are_excluded(tmp_path: Path) -> None:
 
 def test_the_nodes_of_an_allocation(tmp_path: Path) -> None:
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "4(x2),2"}
-    assert find_allocation(slurm, "") == (("n1", "n2", "n3"), 2, SLURM, "7")
+    assert find_allocation(slurm, "") == (("n1", "n2", "n3"), 2, "Slurm", "7")
     assert find_allocation({**slurm, "SLURM_NTASKS_PER_NODE": "4"}, "").tasks_per_node == 4
     (tmp_path / "hosts").write_text("n1 slots=4\nn2:4  # MPICH's way\n\n")
     assert find_allocation(slurm, str(tmp_path / "hosts")) == (("n1", "n2"), 4, "", "")
@@ -836,10 +828,10 @@ def test_a_job_gets_sigterm_when_its_supervisor_is_killed(tmp_path: Path) -> Non
     """The process becomes the program itself, and inherits no ignored signals."""
     code = """\
 import os, signal, sys
-from mpiddp.supervise.command import NONE
+from mpiddp.systems.launchers import NO_LAUNCHER
 from mpiddp.supervise.attempt import AttemptProcess
 pid = AttemptProcess(["sh", "-c", "trap 'echo ended >ended; exit' TERM; while sleep 0.05; do :; done"], os.environ, \
-"", NONE, 1.0)._process.pid
+"", NO_LAUNCHER, 1.0)._process.pid
 status = dict(line.split(":", 1) for line in open(f"/proc/{pid}/status"))
 assert status["Name"].strip() in ("sh", "dash", "bash"), status
 assert int(status["SigIgn"], 16) == 0, status
@@ -865,4 +857,4 @@ def test_a_launcher_that_cannot_be_started(tmp_path: Path, text: str, error: typ
         path.write_text(text)
         path.chmod(0o644 if error is PermissionError else 0o755)
     with pytest.raises(error):
-        AttemptProcess([str(path)], os.environ, "", NONE, 1.0)
+        AttemptProcess([str(path)], os.environ, "", NO_LAUNCHER, 1.0)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.discovery.schedulers import SLURM
 from mpiddp.supervise import allocation
 from mpiddp.supervise.__main__ import (
     count_ranks_per_node,
@@ -20,22 +19,9 @@ from mpiddp.supervise.__main__ import (
     parse_arguments,
 )
 from mpiddp.supervise.allocation import Allocation
-from mpiddp.supervise.command import (
-    FLUX,
-    HYDRA,
-    LAUNCHERS,
-    NONE,
-    OPEN_MPI,
-    PALS,
-    SRUN,
-    Command,
-    CommandError,
-    JobStep,
-    LauncherCommand,
-    find_launcher,
-    make_command,
-    parse_command,
-)
+from mpiddp.supervise.command import Command, CommandError, find_launcher, make_command, parse_command
+from mpiddp.systems.launchers import HYDRA, LAUNCHERS, MPIRUN, NO_LAUNCHER, PALS, SRUN, JobStep, Launcher
+from mpiddp.systems.schedulers import FLUX, SLURM
 from tests import processes
 from tests.messages import find, message
 from tests.support import (
@@ -56,6 +42,7 @@ pytestmark = pytest.mark.light
 FLUX_FOLDER = ROOT / "tests/standins/flux-supervise"
 PALS_PATH = "/opt/cray/pe/pals/1.2.11/bin/mpiexec"  # on NCAR's Derecho; /opt/cray/pals/1.8/bin/mpiexec on ALCF's Aurora
 OPEN_MPI_SAYS, HYDRA_SAYS = "mpirun (Open MPI) 4.1.4", "HYDRA build details:"
+STEPPERS = [row for row in LAUNCHERS if row.step_options]
 JOB = ("python", "-m", "mpiddp", "train.py")
 
 
@@ -107,9 +94,9 @@ def test_a_launcher_around_the_supervisor_is_refused_once(mpi: Mpi, starts_anoth
 @pytest.mark.parametrize(("program", "path", "version", "launcher"), [
     ("srun", "/usr/bin/srun", "", SRUN), ("mpiexec", PALS_PATH, "", PALS),
     ("/opt/cray/pals/1.8/bin/mpiexec", "/opt/cray/pals/1.8/bin/mpiexec", "mpiexec version 1.8.0", PALS),
-    ("mpiexec", "/home/pals/mpich/bin/mpiexec.hydra", HYDRA_SAYS, HYDRA), ("mpirun", "", OPEN_MPI_SAYS, OPEN_MPI),
-    ("mpiexec", "/opt/cray/pe/mpich/bin/mpiexec", "", HYDRA), ("python", PALS_PATH, "", NONE),
-    ("fluxion", "", "", NONE),
+    ("mpiexec", "/home/pals/mpich/bin/mpiexec.hydra", HYDRA_SAYS, HYDRA), ("mpirun", "", OPEN_MPI_SAYS, MPIRUN),
+    ("mpiexec", "/opt/cray/pe/mpich/bin/mpiexec", "", HYDRA), ("python", PALS_PATH, "", NO_LAUNCHER),
+    ("fluxion", "", "", NO_LAUNCHER),
 ])
 def test_whose_a_command_is(program: str, path: str, version: str, launcher: object) -> None:
     assert find_launcher(program, path, version) is launcher
@@ -162,9 +149,9 @@ def test_pals_nodes_are_ours_to_choose(option: str) -> None:
         read_command(f"mpiexec {option} n1", PALS_PATH)
 
 
-def messages_of(launcher: LauncherCommand, given: Allocation) -> list[str]:
+def messages_of(launcher: Launcher, given: Allocation) -> list[str]:
     """Return supervise's errors for wrong commands of a launcher, in an allocation of two nodes."""
-    path, version = PALS_PATH if launcher is PALS else "", OPEN_MPI_SAYS if launcher is OPEN_MPI else HYDRA_SAYS
+    path, version = PALS_PATH if launcher is PALS else "", OPEN_MPI_SAYS if launcher is MPIRUN else HYDRA_SAYS
     said = []
     for options, *words in [
         *([[], option, "n1"] for option in launcher.chooses), *([[], option, "x"] for option in launcher.counts),
@@ -183,14 +170,14 @@ def messages_of(launcher: LauncherCommand, given: Allocation) -> list[str]:
     return [*said, str(caught.value)]
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda row: row.name)
+@pytest.mark.parametrize("launcher", STEPPERS, ids=lambda row: row.name)
 @pytest.mark.parametrize("system", ["Slurm", "Flux", ""])
-def test_no_message_names_another_launchers_option(launcher: LauncherCommand, system: str) -> None:
+def test_no_message_names_another_launchers_option(launcher: Launcher, system: str) -> None:
     """Options of supervise itself, such as --nodes, may have the same name as a launcher's."""
     counted = [*launcher.chooses, *launcher.counts, *launcher.per_node]
     said = messages_of(launcher, Allocation(("n1", "n2"), 0, system))
     assert len(said) == len(counted) + 6
-    options = {option for row in LAUNCHERS for option in (*row.chooses, *row.counts, *row.per_node)}
+    options = {option for row in STEPPERS for option in (*row.chooses, *row.counts, *row.per_node)}
     foreign = options - {*counted, "--nodes", "--exclude"}
     for text in said:
         if system == SLURM.name:
@@ -200,10 +187,10 @@ def test_no_message_names_another_launchers_option(launcher: LauncherCommand, sy
 
 
 def test_no_launchers_row_lacks_words() -> None:
-    for row in LAUNCHERS:
+    for row in STEPPERS:
         assert row.counts, row.name
         assert row.per_node, row.name
-        assert bool(row.system) == bool(row.begin)
+        assert row.system is None or row.system.begin
         assert not {*row.chooses} & {*row.counts, *row.per_node}
 
 
@@ -255,7 +242,7 @@ def flux(quick: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[st
 
 def test_what_flux_says_of_an_allocation(flux: dict[str, str]) -> None:
     folder = Path(flux["FLUX_STANDIN"])
-    given = Allocation(("node1", "node2", "node3"), 0, FLUX)
+    given = Allocation(("node1", "node2", "node3"), 0, FLUX.name)
     assert allocation.find_allocation(flux, "") == given
     assert allocation.find_allocation({**flux, "FLUX_TASK_RANK": "0"}, "") == Allocation((), 0)
     assert allocation.find_time_left_s() == float("inf")

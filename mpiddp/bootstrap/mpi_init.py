@@ -35,6 +35,7 @@ from ..planning.environment import (
     exclude_components,
 )
 from ..sentinel.client import SentinelClient
+from ..systems.mpi_libraries import OPEN_MPI
 from .prepare import hide_env, restore_env, set_env
 from .site import apply_site
 
@@ -62,9 +63,11 @@ def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentine
     loaded = identify_library()
     try:
         check_compatibility(started_by, loaded)
-    except LaunchError:  # only now run srun, which takes time, on the rank that prints
-        asks = started_by is not None and started_by.by_srun and started_by.rank == 0
-        check_compatibility(started_by, loaded, schedulers.list_srun_mpi_types() if asks else ())
+    except LaunchError:
+        if started_by is None or started_by.rank:
+            raise
+        # only now run a command, which takes time, on the rank that prints
+        check_compatibility(started_by, loaded, schedulers.list_interfaces(started_by.launcher))
     apply_site(config, loaded.name)
     check_shared_memory(loaded, describe_missing_shm(), runtime.hostname())
     sentinel.report_stage("MPI_Init")
@@ -93,7 +96,7 @@ def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentine
 
 def exclude_transports(loaded: Library) -> dict[str, str]:
     """Return variables that keep Open MPI from searching for fast networks, if this node has none."""
-    if loaded.name != "Open MPI" or "FI_PROVIDER" in os.environ or mpi.has_fabric():
+    if loaded.name != OPEN_MPI.name or "FI_PROVIDER" in os.environ or mpi.has_fabric():
         return {}
     chosen = mpi.read_mca_parameters(os.environ, loaded.path)
     return {mpi.MCA_PREFIX + name: value for name, value in exclude_components(chosen).items()}

@@ -13,8 +13,8 @@ from ..base.config import LaunchConfig
 from ..base.timeline import begin_stage
 from ..discovery.devices import DeviceFacts, read_device_facts, try_import_torch
 from ..discovery.runtime import hostname
-from ..planning.environment import SET_BY_HAND
 from ..planning.job import Placement, PostTorchFacts, PreTorchPlan
+from ..systems.variables import SET_BY_HAND
 
 if TYPE_CHECKING:
     from .probe import AddressProber

@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from ..base.files import list_names, read_number, read_text
-from .schedulers import PE_HOSTFILE, find_job, find_scheduler
+from ..systems.schedulers import PE_HOSTFILE
+from .schedulers import find_job, find_scheduler
 
 CPUS, NODE_ROOT = "/sys/devices/system/cpu", "/sys/devices/system/node"
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.files import read_text
+from ..systems.schedulers import SLURM
 from . import schedulers
 from .gpus import (
     CUDA_VISIBLE,
@@ -115,10 +116,10 @@ def find_gpu_evidence(environ: Mapping[str, str]) -> str:
         return ""
     given = max(schedulers.count_slurm_gpus_on_node(environ), schedulers.count_slurm_gpus_of_task(environ))
     if given:
-        return f"{given} GPU{'s' * (given > 1)} from Slurm"
+        return f"{given} GPU{'s' * (given > 1)} from {SLURM.name}"
     if openable := describe_openable_gpus():
         return openable
-    if schedulers.find_scheduler(environ) is schedulers.SLURM and not any(map(environ.get, SLURM_GPUS)):
+    if schedulers.find_scheduler(environ) is SLURM and not any(map(environ.get, SLURM_GPUS)):
         return ""
     return next((f"{name}={value}" for name, value in lists.items()), "")
 

@@ -40,7 +40,7 @@ class HostFacts(NamedTuple):
     """A rank's host. Only the lowest rank of a node has `topology`, `interfaces` and `grant`.
 
     `node` is the lowest rank on the same node. `alone` is true if no launcher started the rank. `launcher` and
-    `scheduler` are names from discovery/launchers.py and discovery/schedulers.py, empty for none. `options` are those
+    `scheduler` are names of rows in systems/, empty for none. `options` are those
     of LaunchConfig.job_wide_options(). `script` is None if the caller keeps its own main(). `prefix` is the folder of
     Python's environment. `shm_bytes` is the size of /dev/shm, `open_files` the limit of open files.
 
@@ -112,7 +112,7 @@ def read_host_facts(
     scheduler = schedulers.find_scheduler(environ)
     started_by = launchers.read_launch_facts(environ)
     by_mpirun = started_by is not None and not started_by.by_srun
-    if started_by is not None and started_by.launcher is launchers.FLUX:  # it binds tasks without a cgroup
+    if started_by is not None and started_by.launcher.binds_without_cgroup:
         allowed = frozenset(os.sched_getaffinity(0))
     is_unconfined = rank == node and cpus.is_whole_node(reachable)
     interfaces, unaddressed = ((), ()) if needs_no_network or rank != node else list_interfaces()

@@ -11,20 +11,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.errors import LaunchError
 from ..base.files import list_names
+from ..systems.mpi_libraries import (
+    ALL_INTERFACES,
+    CRAY_MPICH,
+    CRAY_PMI,
+    FLUX_PMI,
+    INTEL_MPI,
+    MPICH,
+    OPEN_MPI,
+    PMI,
+    PMIX,
+    MpiLibrary,
+    find_library,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-PMI, PMIX, CRAY, FLUX_PMI = "pmi", "pmix", "Cray's PMI", "Flux's PMI"
 # Where the kernel lists devices of InfiniBand, RoCE, Omni-Path and EFA; of Slingshot; of Aries.
 VERBS_FOLDER = "/sys/class/infiniband"
 FABRIC_FOLDERS = (VERBS_FOLDER, "/sys/class/cxi", "/sys/class/gni")
 MCA_PREFIX = "OMPI_MCA_"
-CRAY_MPICH = "Cray MPICH"  # as mpi4py calls it
 THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")  # in the order of MPI's constants
-ALL_INTERFACES = frozenset({PMI, PMIX, CRAY, FLUX_PMI})
 # Open MPI up to 4 connects to a launcher by one of these components.
-PMIX_COMPONENTS = {"mca_pmix_s1.so": PMI, "mca_pmix_s2.so": PMI, "mca_pmix_cray.so": CRAY, "mca_pmix_flux.so": FLUX_PMI}
+PMIX_COMPONENTS = {"mca_pmix_s1.so": PMI, "mca_pmix_s2.so": PMI, "mca_pmix_cray.so": CRAY_PMI,
+                   "mca_pmix_flux.so": FLUX_PMI}
 
 
 class Library(NamedTuple):
@@ -43,7 +54,12 @@ class Library(NamedTuple):
     @property
     def is_cray(self) -> bool:
         """Return whether this is Cray MPICH."""
-        return self.name == CRAY_MPICH
+        return self.name == CRAY_MPICH.name
+
+    @property
+    def row(self) -> MpiLibrary:
+        """What is known of all libraries of this name."""
+        return find_library(self.name)
 
     @property
     def title(self) -> str:
@@ -72,7 +88,7 @@ def name_library(name: str, path: str, description: str) -> str:
     even if the file has MPICH's name (module cray-mpich-abi).
     """
     is_cray = "CRAY MPICH" in description or os.path.basename(path).startswith("libmpi_cray")
-    return CRAY_MPICH if is_cray else name
+    return CRAY_MPICH.name if is_cray else name
 
 
 def list_launch_interfaces(name: str, version: tuple[int, ...], path: str, description: str) -> frozenset[str]:
@@ -82,13 +98,13 @@ def list_launch_interfaces(name: str, version: tuple[int, ...], path: str, descr
     PMI is a file that it has loaded. Open MPI 5 has only PMIx. For Open MPI up to 4 a site may have built components
     for others: they are files beside the library.
     """
-    if name == "Intel MPI":
+    if name == INTEL_MPI.name:
         return frozenset({PMI, PMIX}) if os.environ.get("I_MPI_PMI") else frozenset({PMI})
-    if name == "MPICH" and not has_cray_pmi():
+    if name == MPICH.name and not has_cray_pmi():
         return frozenset({PMI, PMIX}) if "pmix" in description.lower() else frozenset({PMI})
-    if name == "Open MPI" and version >= (5,):
+    if name == OPEN_MPI.name and version >= (5,):
         return frozenset({PMIX})
-    if name == "Open MPI":
+    if name == OPEN_MPI.name:
         folder = os.path.dirname(path)
         places = [f"{folder}/openmpi",
                   *(f"{folder}/openmpi/lib/{name}" for name in list_names(f"{folder}/openmpi/lib", ""))]
@@ -121,7 +137,7 @@ def needs_exit_functions(environ: Mapping[str, str]) -> bool:
     the launcher kills the other ranks. A profiler that was loaded into the process writes its results in one.
     """
     tools = ("LD_PRELOAD", "LD_AUDIT", "CUDA_INJECTION64_PATH")
-    return identify_library().name != "Open MPI" or any(environ.get(name) for name in tools)
+    return identify_library().row.exits_by_function or any(environ.get(name) for name in tools)
 
 
 def has_fabric() -> bool:

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Mapping, MutableMapping
 
 from ..base.config import RESTART_VARIABLE
+from . import schedulers
 from .launchers import LaunchFacts
-from .schedulers import count_slurm_restarts
 
 RUN_PREFIX = "mpiddp-"  # begins the run ids of mpiddp's jobs
 
@@ -100,9 +100,9 @@ def find_step_daemon(pid: int) -> int:
 
 
 def count_restarts(environ: Mapping[str, str]) -> int:
-    """Return how often the job was restarted: by `mpiddp.supervise`, or by Slurm (sbatch, SLURM_RESTART_COUNT)."""
+    """Return how often the job was restarted: by `mpiddp.supervise`, or by the scheduler."""
     count = environ.get(RESTART_VARIABLE, "")
-    return int(count) if count.isdigit() else count_slurm_restarts(environ)
+    return int(count) if count.isdigit() else schedulers.count_restarts(environ)
 
 
 def hostname() -> str:

@@ -1,179 +1,50 @@
-"""The schedulers that run jobs: their variables for a job's number, size, CPUs and end, and names of their options.
-
-Sources: sbatch(1), flux-environment(7), pbs_job_attributes(7B), bsub(1), sge_pe(5), and the documents of HTCondor, the
-MPI Operator and AWS Batch. A real Slurm runs in the tests; the variables and commands of Flux were tried with
-Flux 0.88, by hand; the others are known from reading alone.
-"""
+"""The scheduler of the job that this process is in: the job's number, intended size and end, its nodes and GPUs."""
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ..systems import schedulers
+from ..systems.launchers import Launcher
+from ..systems.schedulers import FORMAT_VARIABLES, SLURM, Scheduler, read_count
 
 if TYPE_CHECKING:
     import subprocess
 
 COMMAND_TIMEOUT_S = 2.0  # for a scheduler's command
-PE_HOSTFILE = "PE_HOSTFILE"  # names a file
-NO_LIMIT_S = 2**32 - 1  # flux job timeleft
-TIME_FORMATS = "%Y-%m-%dT%H:%M:%S", "%a %b %d %H:%M:%S %Y"  # squeue's and qstat's
-
-
-class Scheduler(NamedTuple):
-    """A scheduler.
-
-    `jobs` are the variables that hold the job's number, the first that is set counts; `step` holds the number of a part
-    of it. `size` returns for how many ranks, or at least nodes (`unit`), a job is meant, 0 if unknown. If the scheduler
-    starts a process on each node, the variable `process` numbers these. `cpus` are the variables with the number of
-    CPUs of a node that the job has; that in `each` counts for each process of the job. `ask_end` is the command that
-    prints when the job ends, with {job} in it; `parse_end` makes a time.time() of its output and the present time, or
-    raises ValueError.
-    The rest is for messages: the command that starts ranks in a job (`start`; empty: an mpirun), the options for the
-    GPUs of a node (`gpus`, with {} for their number), more cores of a rank (`cores`), leaving out nodes (`exclude`),
-    more memory (`memory`), and what shows a job's use of it (`memory_use`); empty if sites differ.
-    """
-
-    name: str
-    jobs: tuple[str, ...]
-    step: str = ""
-    size: Callable[[Mapping[str, str]], int] = lambda _: 0
-    unit: str = "nodes"
-    process: str = ""
-    cpus: tuple[str, ...] = ()
-    each: str = ""
-    ask_end: tuple[str, ...] = ()
-    parse_end: Callable[[str, float], float] = lambda text, _: float(text)
-    start: str = ""
-    gpus: str = ""
-    cores: str = ""
-    exclude: str = ""
-    memory: str = ""
-    memory_use: str = ""
-
-
-def read_count(name: str) -> Callable[[Mapping[str, str]], int]:
-    """Return a function that reads a number from a variable, 0 if it holds none."""
-    return lambda environ: int(environ[name]) if environ.get(name, "").isdecimal() else 0
-
-
-def count_pbs_slots(environ: Mapping[str, str]) -> int:
-    """Return the number of lines of the file PBS_NODEFILE: one for each MPI process that was asked for (mpiprocs)."""
-    try:
-        with open(environ.get("PBS_NODEFILE", ""), errors="replace") as file:
-            return len(file.read().split())
-    except OSError:
-        return 0
-
-
-def count_lsf_hosts(environ: Mapping[str, str]) -> int:
-    """Return the number of hosts in LSB_MCPU_HOSTS, "n1 16 n2 8": LSF's slots are cores, not processes."""
-    return len(environ.get("LSB_MCPU_HOSTS", "").split()) // 2
-
-
-def count_flux_resources(environ: Mapping[str, str]) -> int:
-    """Return the number of nodes, or of GPUs if it is larger, of the Flux instance around a script or a shell."""
-    if "FLUX_ENCLOSING_ID" not in environ or "FLUX_TASK_RANK" in environ:
-        return 0
-    counts = read_command("flux", "resource", "list", "-s", "up", "-no", "{nnodes} {ngpus}").split()
-    return max((int(count) for count in counts if count.isdecimal()), default=0)
-
-
-def parse_time(text: str) -> float:
-    """Return the time that squeue or qstat prints."""
-    for time_format in TIME_FORMATS:
-        try:
-            return time.mktime(time.strptime(text.strip(), time_format))
-        except ValueError:
-            continue
-    raise ValueError(text)
-
-
-def parse_flux_end(text: str, now_s: float) -> float:
-    """Return the end from `flux job timeleft`: whole seconds; raise ValueError if the job has no limit."""
-    left_s = int(text)
-    if left_s >= NO_LIMIT_S:
-        raise ValueError(text)
-    return now_s + left_s
-
-
-def parse_pbs_end(text: str, now_s: float) -> float:
-    """Return the end from `qstat -f`: PBS prints start and walltime, Torque the remaining seconds."""
-    attributes = dict(re.findall(r"^ *([\w.]+) = (.*)$", text, re.MULTILINE))
-    if (remaining := attributes.get("Walltime.Remaining", "")).isdecimal():
-        return now_s + int(remaining)
-    hours, minutes, seconds = map(int, attributes.get("Resource_List.walltime", "").split(":"))
-    return parse_time(attributes.get("stime", "")) + hours * 3600 + minutes * 60 + seconds
-
-
-def parse_lsf_end(text: str, now_s: float) -> float:
-    """Return the end from `bjobs -o time_left`: hours and minutes with a letter, as in "0:42 L"."""
-    hours, minutes = map(int, text.partition(" ")[0].split(":"))
-    return now_s + hours * 3600 + minutes * 60
-
-
-FLUX = Scheduler(
-    "Flux", ("FLUX_JOB_ID_PATH", "FLUX_ENCLOSING_ID"), size=count_flux_resources, unit="nodes or GPUs",
-    ask_end=("flux", "job", "timeleft"),
-    parse_end=parse_flux_end, start="flux run", gpus="--gpus-per-node={}", cores="--cores-per-task",
-    exclude="--requires='not hosts:{}'")
-SLURM = Scheduler(
-    "Slurm", ("SLURM_JOB_ID",), "SLURM_STEP_ID", read_count("SLURM_NTASKS"), "tasks",
-    cpus=("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"),
-    ask_end=("squeue", "--noheader", "--jobs={job}", "--format=%e"),
-    parse_end=lambda text, _: parse_time(text), start="srun",
-    gpus="--gpus-per-node={}", cores="--cpus-per-task", exclude="--exclude={}", memory="--mem",
-    memory_use="sacct: MaxRSS")
-PBS = Scheduler(
-    "PBS", ("PBS_JOBID",), size=count_pbs_slots, unit="MPI processes", cpus=("NCPUS",),
-    each="NCPUS",  # PBS gives it the value of OMP_NUM_THREADS
-    ask_end=("qstat", "-f", "{job}"), parse_end=parse_pbs_end, gpus="-l select=…:ngpus={}", cores="-l select=…:ncpus=",
-    memory="-l select=…:mem=", memory_use="qstat -xf: resources_used.mem")
-LSF = Scheduler(
-    "LSF", ("LSB_JOBID",), size=count_lsf_hosts, cpus=("LSB_MCPU_HOSTS",),
-    ask_end=("bjobs", "-noheader", "-o", "time_left", "{job}"), parse_end=parse_lsf_end, gpus="-gpu num={}",
-    cores="-n", memory="-M", memory_use="bjobs -l: MAX MEM")
-SGE = Scheduler("SGE", ("JOB_ID",), size=read_count("NHOSTS"), cpus=(PE_HOSTFILE,))
-HTCONDOR = Scheduler("HTCondor", ("_CONDOR_PROCNO",), size=read_count("_CONDOR_NPROCS"), process="_CONDOR_PROCNO")
-AWS_BATCH = Scheduler("AWS Batch", ("AWS_BATCH_JOB_ID",), size=read_count("AWS_BATCH_JOB_NUM_NODES"),
-                      process="AWS_BATCH_JOB_NODE_INDEX")
-MPI_OPERATOR = Scheduler(
-    "Kubernetes' MPI Operator", ("K_MPI_JOB_ROLE",), size=lambda environ: 2 * (environ["K_MPI_JOB_ROLE"] == "launcher"))
-SCHEDULERS = (SLURM, FLUX, PBS, LSF, SGE, HTCONDOR, AWS_BATCH, MPI_OPERATOR)
-WITHOUT_JOB_NUMBER = (HTCONDOR, MPI_OPERATOR)  # their variables do not name a job
 
 
 def find_scheduler(environ: Mapping[str, str]) -> Scheduler | None:
-    """Return the scheduler of the job around this process, None outside of one.
-
-    JOB_ID is a common name: it is SGE's only beside SGE_ROOT. Flux passes on no variables of Slurm, but Slurm passes on
-    those of a task of Flux that submits a job (flux-framework/flux-core#5237): the first in SCHEDULERS counts.
-    """
-    return next((scheduler for scheduler in SCHEDULERS if any(environ.get(name) for name in scheduler.jobs)
-                 and (scheduler is not SGE or "SGE_ROOT" in environ)), None)
+    """Return the scheduler of the job around this process, None outside of one: the first in SCHEDULERS counts."""
+    return next((row for row in schedulers.SCHEDULERS if any(environ.get(name) for name in row.jobs)
+                 and all(name in environ for name in row.marks)), None)
 
 
 def find_job(environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the scheduler's number of this job and that of its part, each empty for none.
 
-    A job of Flux is named by its path, /ƒ6PMw2aL7/ƒXGLLfH in a batch job, since ids begin anew in each; ƒ is written as
-    f, which Flux accepts too. The elements of an array have different numbers. PBS's is without the server's name.
+    A job of Flux is named by its path, with ƒ written as f, which Flux accepts too. The elements of an array have
+    different numbers. PBS's is without the server's name.
     """
     scheduler = find_scheduler(environ)
-    if scheduler is None or scheduler in WITHOUT_JOB_NUMBER:
+    if scheduler is None or not scheduler.has_number:
         return "", ""
-    number = next(environ[name] for name in scheduler.jobs if environ.get(name))
-    if scheduler is FLUX:
-        number, _, part = number.lstrip("/").partition("/")
-        return name_job(number), name_job(part.replace("/", "."))
-    element = environ.get("LSB_JOBINDEX" if scheduler is LSF else "SGE_TASK_ID", "")
-    if scheduler in (LSF, SGE) and element.isdecimal() and element != "0":
+    number = find_number(environ, scheduler)
+    element = environ.get(scheduler.element, "")
+    if element.isdecimal() and element != "0":
         return name_job(f"{number}_{element}"), ""
-    if scheduler is PBS:
-        number = number.partition(".")[0]
+    number, part = scheduler.split_job(number)
     step = environ.get(scheduler.step, "")
-    return name_job(number.partition("#")[0]), step if step.isdecimal() else ""
+    return name_job(number), name_job(part) or (step if step.isdecimal() else "")
+
+
+def find_number(environ: Mapping[str, str], scheduler: Scheduler) -> str:
+    """Return the number of this job in its scheduler's variables, empty without one."""
+    return next((environ[name] for name in scheduler.jobs if environ.get(name)), "")
 
 
 def name_job(text: str) -> str:
@@ -198,6 +69,9 @@ def find_intended_size(environ: Mapping[str, str]) -> tuple[Scheduler | None, in
     scheduler = find_scheduler(environ)
     if scheduler is None or environ.get(scheduler.process, "0") != "0":
         return None, 0
+    if scheduler.size_command and scheduler.asks_size(environ):
+        counts = read_command(*scheduler.size_command).split()
+        return scheduler, max((int(count) for count in counts if count.isdecimal()), default=0)
     return scheduler, scheduler.size(environ)
 
 
@@ -216,25 +90,30 @@ def find_end(environ: Mapping[str, str], asks: bool) -> float | None:
     the rank that `asks` calls a command.
     """
     scheduler = find_scheduler(environ)
-    end_s = float(read_count("SLURM_JOB_END_TIME")(environ)) if scheduler in (SLURM, None) else 0.0
+    ends = [row.end for row in schedulers.SCHEDULERS if row.end and scheduler in (row, None)]
+    end_s = float(max((read_count(name)(environ) for name in ends), default=0))
     if end_s > time.time():
         return end_s
     if scheduler is None or not scheduler.ask_end or not asks:
         return None
-    job = name_for_commands(environ, scheduler)
     try:
-        return scheduler.parse_end(read_command(*(word.format(job=job) for word in scheduler.ask_end)), time.time())
+        return scheduler.parse_end(read_command(*fill(scheduler.ask_end, job=name_for_commands(environ, scheduler))),
+                                   time.time())
     except ValueError:
         return end_s or None
 
 
 def name_for_commands(environ: Mapping[str, str], scheduler: Scheduler) -> str:
-    """Return this job's name in the scheduler's commands: a number alone means a whole array to LSF (man bjobs)."""
-    number = next((environ[name] for name in scheduler.jobs if environ.get(name)), "")
-    if scheduler is SLURM:
-        return name_slurm_job(environ) or number
-    element = environ.get("LSB_JOBINDEX", "") if scheduler is LSF else ""
-    return f"{number}[{element}]" if element.isdecimal() and element != "0" else number
+    """Return this job's name in the scheduler's commands."""
+    return scheduler.job_name(environ) or find_number(environ, scheduler)
+
+
+def fill(command: tuple[str, ...], **values: str) -> list[str]:
+    """Return a scheduler's command with {job} and {step} replaced; other braces are the command's own."""
+    words = [*command]
+    for name, value in values.items():
+        words = [word.replace(f"{{{name}}}", value) for word in words]
+    return words
 
 
 def read_command(*command: str) -> str:
@@ -247,27 +126,22 @@ def run_command(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subproce
     """Run a scheduler's command; return None if it cannot be started or times out."""
     import subprocess
 
+    environ = {name: value for name, value in os.environ.items() if name not in FORMAT_VARIABLES}
     try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                              timeout=timeout_s)
+        return subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              errors="replace", timeout=timeout_s)
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def name_slurm_job(environ: Mapping[str, str]) -> str | None:
-    """Return this job's name in Slurm's commands: a number may mean a whole array (man scontrol)."""
-    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID")
-
-
-def count_slurm_restarts(environ: Mapping[str, str]) -> int:
-    """Return how often Slurm has restarted the job (sbatch, SLURM_RESTART_COUNT)."""
-    return read_count("SLURM_RESTART_COUNT")(environ)
+def count_restarts(environ: Mapping[str, str]) -> int:
+    """Return how often the scheduler has restarted the job."""
+    return max((read_count(row.restarts)(environ) for row in schedulers.SCHEDULERS if row.restarts), default=0)
 
 
 def list_slurm_hosts(environ: Mapping[str, str]) -> list[str]:
     """Return the nodes of the Slurm allocation that this process is in, none outside of one."""
-    nodes = environ.get("SLURM_JOB_NODELIST")
+    nodes = environ.get(SLURM.node_list)
     if nodes is None:
         return []
     from ClusterShell.NodeSet import NodeSet
@@ -297,8 +171,8 @@ def count_slurm_gpus_of_task(environ: Mapping[str, str]) -> int:
     return sum(int(number) if number.isdecimal() else 1 for number in numbers)
 
 
-def list_srun_mpi_types() -> list[str]:
-    """Return the values of --mpi that this Slurm's srun lists, none if it lists none."""
-    done = run_command("srun", "--mpi=list")
+def list_interfaces(launcher: Launcher) -> list[str]:
+    """Return the interfaces to MPI that a launcher's command lists, none if it has no such command."""
+    done = run_command(*launcher.list_interfaces) if launcher.list_interfaces else None
     lines = (done.stdout + done.stderr).splitlines() if done is not None else []
     return [line.strip() for line in lines if line.startswith("\t")]

@@ -25,9 +25,9 @@ from ..base.files import read_text
 from ..base.stderr import print_answer
 from ..discovery.gpus import DRIVER_FILE, find_gpu_kind, list_openable_gpus
 from ..discovery.host import SHM_FOLDER, describe_missing_shm, read_shm_bytes
-from ..discovery.launchers import SRUN, LaunchFacts
+from ..discovery.launchers import LaunchFacts
 from ..discovery.mpi import Library
-from ..discovery.schedulers import list_srun_mpi_types
+from ..discovery.schedulers import list_interfaces
 from ..discovery.site_profile import load_site
 from ..options.parser import terminal_width
 from ..options.site import find_option_problems
@@ -41,7 +41,8 @@ from ..planning.site import (
     warn_different_variables,
 )
 from ..staging.manifest import Mount, mount_of, mounts
-from ..supervise.command import LauncherCommand, find_launcher
+from ..supervise.command import find_launcher
+from ..systems.launchers import SRUN, Launcher
 from ..where.registry import registry_folder
 from .findings import MIN_WIDTH, Finding, Severity, count_severities, format_severity, wrap
 
@@ -176,10 +177,10 @@ def inspect_launchers(library: Library, environ: Mapping[str, str]) -> list[Find
                 if (path := shutil.which(program, path=environ.get("PATH")))}
     mpiexec = programs.get("mpirun") or programs.get("mpiexec") or ""
     return judge_launchers(library, mpiexec, identify_launcher(mpiexec), [*programs],
-                           list_srun_mpi_types() if "srun" in programs else [])
+                           list_interfaces(SRUN) if "srun" in programs else [])
 
 
-def identify_launcher(program: str) -> LauncherCommand:
+def identify_launcher(program: str) -> Launcher:
     """Return the kind of an mpirun or mpiexec at a path."""
     return find_launcher(program, os.path.realpath(program), read_output(program, "--version") if program else "")
 
@@ -195,7 +196,7 @@ def read_output(*command: str) -> str:
 
 
 def judge_launchers(
-    library: Library, mpiexec: str, kind: LauncherCommand, programs: Sequence[str], mpi_types: Sequence[str]
+    library: Library, mpiexec: str, kind: Launcher, programs: Sequence[str], mpi_types: Sequence[str]
 ) -> list[Finding]:
     """Return what is so with a library and the launchers in PATH.
 
@@ -206,12 +207,12 @@ def judge_launchers(
         return [*findings, Finding("launcher", Severity.WARNING, None, "no mpirun, mpiexec or srun is in PATH",
                                    "something has to start the ranks", "module load the MPI that mpi4py uses")]
     if mpiexec:
-        facts = LaunchFacts(kind.launcher, 0, 2, kind.launcher.own, has_pmi_library=False)
+        facts = LaunchFacts(kind, 0, 2, kind.own, has_pmi_library=False)
         try:
-            check_compatibility(facts if kind.launcher.name else None, library)
+            check_compatibility(facts if kind.name else None, library)
         except LaunchError as error:
             findings.append(Finding("launcher", Severity.WARNING, None,
-                                    f"{mpiexec} is {kind.launcher.name}, but mpi4py loads {library.title}",
+                                    f"{mpiexec} is {kind.name}, but mpi4py loads {library.title}",
                                     "mpiddp refuses to start with it", suggest_launcher(error)))
         else:
             findings.append(Finding("launcher", Severity.NOTE, None, f"{mpiexec} is in PATH"))

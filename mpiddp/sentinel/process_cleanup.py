@@ -9,13 +9,14 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..base.ranks import RankIdentity
+from ..systems.mpi_libraries import LIBRARIES
 
 if TYPE_CHECKING:
     import psutil
 
 FOLDER = "/dev/shm/"  # noqa: S108 (shm_open(3) has its files there)
-# MPICH's, those of Open MPI 4.1 and 5, Intel MPI's, and multiprocessing's semaphores.
-PREFIXES = tuple(FOLDER + name for name in ("mpich_shm_", "vader_segment.", "sm_segment.", "Intel_MPI_", "sem.mp-"))
+SEMAPHORES = "sem.mp-"  # multiprocessing's
+PREFIXES = tuple(FOLDER + name for name in (*(part for row in LIBRARIES for part in row.segments), SEMAPHORES))
 MAX_GROUPS = 1000  # after which those of processes that have ended are forgotten
 TERMINATION_TIMEOUT_S = 0.7  # between SIGTERM and SIGKILL
 SCANCEL_TIMEOUT_S = 15.0

@@ -20,8 +20,10 @@ from ..discovery import launchers, runtime
 from ..options.parser import Parser, parse_positive_int, parse_seconds
 from ..options.site import read_site_defaults
 from ..options.table import read_default
+from ..systems.launchers import MPIRUN, NO_LAUNCHER, describe_steppers
+from ..systems.schedulers import SLURM
 from .allocation import Allocation, exclude_nodes, find_allocation
-from .command import HYDRA, NONE, SLURM, STARTERS, Command, CommandError, find_launcher, parse_command
+from .command import Command, CommandError, find_launcher, parse_command
 from .supervisor import SupervisePlan, Supervisor
 
 VERSION_TIMEOUT_S = 10.0  # for a launcher's --version
@@ -44,7 +46,7 @@ def main() -> int:
         path = os.path.realpath(shutil.which(options.command[0]) or options.command[0])
         command = parse_command(options.command, read_launcher_version(options.command[0], path), path=path)
         allocation = find_allocation(os.environ, options.hostfile or "")
-        if command.launcher is NONE:  # it runs on this machine
+        if command.launcher is NO_LAUNCHER:  # it runs on this machine
             allocation = allocation._replace(nodes=())
         plan = make_plan(options, command, apply_exclude(allocation, options.exclude))
     except argparse.ArgumentTypeError as error:
@@ -58,7 +60,7 @@ def main() -> int:
         return Supervisor(plan).run()
     except OSError as error:
         write_line(f"mpiddp.supervise: cannot run {options.command[0]}: {error.strerror}; begin the command with "
-                   f"{STARTERS}, or with python")
+                   f"{describe_steppers()}, or with python")
         return EXIT_USAGE
     finally:
         shutil.rmtree(plan.folder, ignore_errors=True)
@@ -72,9 +74,9 @@ def describe_surrounding_launcher(environ: Mapping[str, str]) -> str:
     around = launchers.read_launch_facts(environ)
     if around is None or max(around.size or 0, around.rank + 1, around.tasks) == 1:
         return ""
-    if around.by_srun and around.rank == 0 and "SLURM_PTY_PORT" in environ:
+    if around.by_srun and around.rank == 0 and around.launcher.terminal in environ:
         return ""
-    command = around.launcher.command or "mpirun"
+    command = around.launcher.command or MPIRUN.command
     return (f"this process is already a rank of {around.launcher.name}, and each rank would run the whole job; start "
             f"it once, before the launcher: python -m mpiddp.supervise {command} -n 2 python -m mpiddp train.py")
 
@@ -125,7 +127,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
                         "attempts; all nodes must see it (default: the current folder)")
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND…",
-                        help=f"the job's command, beginning with {STARTERS}")
+                        help=f"the job's command, beginning with {describe_steppers()}")
     options = parser.parse_args(arguments)
     if not options.command:
         parser.error("no command given; an example: srun --mpi=pmix python -m mpiddp train.py")
@@ -158,17 +160,18 @@ def make_plan(options: argparse.Namespace, command: Command, allocation: Allocat
         grace_s = parse_seconds(command.abort_grace or str(read_default("abort-grace", defaults)))
     except argparse.ArgumentTypeError as error:
         raise CommandError(f"--abort-grace: {error}") from None
-    if launcher.system not in ("", allocation.system):
-        raise CommandError(f"{launcher.name} needs a {launcher.system} allocation; use {launcher.begin}")
+    system = launcher.system
+    if system is not None and system.name != allocation.system:
+        raise CommandError(f"{launcher.name} needs a {system.name} allocation; use {system.begin}")
     if nodes > available:
-        needs = "" if launcher is not NONE else f"; to use more, begin the command with {STARTERS}"
+        needs = "" if launcher is not NO_LAUNCHER else f"; to use more, begin the command with {describe_steppers()}"
         has = "1 node is" if available == 1 else f"{available} nodes are"
         raise CommandError(f"--nodes {nodes}: only {has} available{needs}")
     if min_nodes > nodes:
         raise CommandError(f"--min-nodes {min_nodes} is more than --nodes {nodes}")
     tasks_per_node = count_ranks_per_node(command, wanted) or allocation.tasks_per_node
-    if not tasks_per_node and launcher is not NONE:
-        sbatch = ", or --ntasks-per-node to sbatch" if allocation.system == SLURM else ""
+    if not tasks_per_node and launcher is not NO_LAUNCHER:
+        sbatch = ", or --ntasks-per-node to sbatch" if allocation.system == SLURM.name else ""
         raise CommandError(f"the number of ranks is unknown; give -n N to {' '.join(command.program)}{sbatch}")
     error_file = next(filter(None, (command.error_file, os.environ.get("MPIDDP_ERROR_FILE"),
                                     os.environ.get("TORCHELASTIC_ERROR_FILE"))), "")
@@ -190,7 +193,8 @@ def count_ranks_per_node(command: Command, nodes: int) -> int:
 
 def read_launcher_version(program: str, path: str) -> str:
     """Return the output of an mpiexec's --version, empty if it is not needed; raise CommandError if it hangs."""
-    if find_launcher(program, path, "") is not HYDRA:
+    launcher = find_launcher(program, path, "")
+    if not launcher.is_mpiexec or launcher.path:
         return ""
     try:
         done = subprocess.run([program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,

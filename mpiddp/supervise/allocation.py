@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..base.files import open_for_reading
 from ..discovery import reachability, schedulers
-from .command import FLUX, SLURM
+from ..systems.schedulers import FLUX, SLURM, name_slurm_job
 from .decision import make_node_lookup
 
 PROBE_INTERVAL_S = 1.0
@@ -46,12 +46,12 @@ def find_allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
     """
     if hostfile:
         return read_hostfile(hostfile)
-    if job := schedulers.name_slurm_job(environ):
+    if job := name_slurm_job(environ):
         tasks = environ.get("SLURM_NTASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
         counts = list(map(int, re.findall(r"(?:^|,)(\d+)", tasks)))
-        return Allocation(tuple(schedulers.list_slurm_hosts(environ)), min(counts, default=0), SLURM, job)
+        return Allocation(tuple(schedulers.list_slurm_hosts(environ)), min(counts, default=0), SLURM.name, job)
     if environ.get("FLUX_URI") and "FLUX_TASK_RANK" not in environ and (nodes := list_flux_nodes()):
-        return Allocation(nodes, 0, FLUX)
+        return Allocation(nodes, 0, FLUX.name)
     if file := environ.get("PBS_NODEFILE"):
         return read_hostfile(file)
     if environ.get("K_MPI_JOB_ROLE") == "launcher" and os.path.exists(KUBERNETES_HOSTS):
@@ -103,7 +103,7 @@ def find_silent_nodes(allocation: Allocation, nodes: Sequence[str]) -> tuple[str
     None if this node is among them, since then the probe is wrong.
     """
     up = list_nodes_up(allocation)  # none if the batch system does not answer
-    silent = probe_twice(nodes, allocation.system == SLURM) if allocation.system != FLUX else []
+    silent = probe_twice(nodes, allocation.system == SLURM.name) if allocation.system != FLUX.name else []
     lost = [node for node in nodes if node in silent or (up and node not in up)]
     here = socket.gethostname().partition(".")[0]
     return () if here in (node.partition(".")[0] for node in lost) else tuple(lost)
@@ -142,7 +142,7 @@ def find_slurmd_addresses(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
 
 def is_running(allocation: Allocation) -> bool:
     """Return whether the job still has its allocation: Slurm may be ending or requeueing the job."""
-    if allocation.system != SLURM:
+    if allocation.system != SLURM.name:
         return True
     state = read_command("squeue", "--noheader", f"--jobs={allocation.job}", "--format=%T").split()
     return not state or state[0] == "RUNNING"
@@ -156,10 +156,10 @@ def find_time_left_s() -> float:
 
 def cancel_step(allocation: Allocation, step: str) -> None:
     """Ask the batch system to kill a step by its name, without waiting: scancel waits for a lost node."""
-    if allocation.system == FLUX:
+    if allocation.system == FLUX.name:
         for number in read_command("flux", "jobs", f"--name={step}", "-no", "{id}").split():
             read_command("flux", "cancel", number)
-    if allocation.system == SLURM:
+    if allocation.system == SLURM.name:
         steps = read_command("squeue", "--noheader", "--steps", f"--jobs={allocation.job}", "--format=%i %j")
         for number, name in (line.split(maxsplit=1) for line in steps.splitlines() if " " in line):
             if name.strip() == step:
@@ -171,15 +171,15 @@ def list_nodes_up(allocation: Allocation) -> tuple[str, ...]:
 
     With `sbatch --no-kill`, Slurm takes a node from the job that becomes DOWN, also if its daemon answers.
     """
-    if allocation.system == SLURM:
+    if allocation.system == SLURM.name:
         return expand_nodelists(read_command(
             "squeue", "--noheader", "--states=RUNNING", f"--jobs={allocation.job}", "--format=%N"))
-    return list_flux_nodes() if allocation.system == FLUX else ()
+    return list_flux_nodes() if allocation.system == FLUX.name else ()
 
 
 def has_controller(allocation: Allocation) -> bool:
     """Return whether Slurm's controller answers; True without squeue, and for other batch systems."""
-    if allocation.system != SLURM or shutil.which("squeue") is None:
+    if allocation.system != SLURM.name or shutil.which("squeue") is None:
         return True
     done = schedulers.run_command(
         "squeue", "--noheader", f"--jobs={allocation.job}", timeout_s=BATCH_COMMAND_TIMEOUT_S)

@@ -18,7 +18,7 @@ import psutil
 from ..base.config import RUNNING_SUFFIX, STEPS_SUFFIX
 from ..base.errors import EXIT_REQUEUE
 from ..failure.root_cause import ReportKind
-from .command import NONE, LauncherCommand
+from ..systems.launchers import NO_LAUNCHER, Launcher
 from .decision import Attempt, find_device_fault
 
 POLL_INTERVAL_S = 0.1
@@ -52,7 +52,7 @@ except OSError as error:
 class AttemptProcess:
     """The process of a launcher, in its own session: `forward` passes signals to it."""
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str], report: str, launcher: LauncherCommand,
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str], report: str, launcher: Launcher,
                  abort_grace_s: float) -> None:
         """Start it; raise OSError if the program cannot be run. A failed job writes the file `report`."""
         self._report, self._launcher = report, launcher
@@ -116,7 +116,7 @@ class AttemptProcess:
             time.sleep(POLL_INTERVAL_S)
             if self._ending and not any(process.is_running() for process in self._ending):
                 deadline = min(deadline, time.monotonic() + TERM_TIMEOUT_S)  # a script may start something else
-            if self._launcher is not NONE and not report and (report := self._read()):
+            if self._launcher is not NO_LAUNCHER and not report and (report := self._read()):
                 ended_s = time.monotonic()
                 silent = find_silent() if report.get("kind") != ReportKind.ERROR else ()
                 deadline = ended_s + (LOST_NODE_GRACE_S if silent else self._grace_s)

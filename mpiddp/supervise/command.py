@@ -5,169 +5,25 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from ..base.config import STANDARD_INPUT
-from ..discovery import launchers, schedulers
 from ..options.table import split_command
-
-SLURM, FLUX = schedulers.SLURM.name, schedulers.FLUX.name
-STARTERS = "srun, flux run, mpirun or mpiexec"
-MPI_PROGRAM = r"(mpirun|mpiexec|orterun|prterun).*"
-MPI_COUNT_OPTIONS = ("-n", "-np", "--n", "--np", "-c")
-MPI_NODE_OPTIONS = ("-H", "-host", "--host", "-hosts", "--hosts", "-machinefile", "--machinefile", "-hostfile",
-                    "--hostfile", "-f", "-grr", "-rr")
-MPI_OPTION_VALUES = {
-    **dict.fromkeys((
-        *MPI_COUNT_OPTIONS, "-x", "--bind-to", "-bind-to", "--map-by", "-map-by", "--rank-by", "-wdir", "--wdir", "-wd",
-        "--prefix", "-bootstrap", "-launcher", "-rmk", "-iface", "-genvlist", "-envlist", "-output-filename",
-        "--output-filename", "--output", "--tune"), 1),
-    **dict.fromkeys(("-mca", "--mca", "--gmca", "-gmca", "--prtemca", "--pmixmca", "-genv", "-env"), 2),
-}
+from ..systems import launchers
+from ..systems.launchers import NO_LAUNCHER, JobStep, Launcher
 
 
-class JobStep(NamedTuple):
-    """A job to start: its nodes (none: this machine only), the ranks on each, and its name.
+def find_launcher(program: str, path: str, version: str) -> Launcher:
+    """Return the launcher of a program at `path` (links resolved) whose output for --version is `version`.
 
-    `variables` are the names of the environment variables that the launcher must pass to the ranks.
+    A row with a path or a version counts before one without; NO_LAUNCHER if it starts no steps on chosen nodes.
     """
-
-    nodes: Sequence[str]
-    tasks_per_node: int
-    name: str
-    variables: Sequence[str]
-
-    @property
-    def tasks(self) -> int:
-        """Number of ranks."""
-        return max(1, len(self.nodes)) * self.tasks_per_node
-
-
-class LauncherCommand(NamedTuple):
-    """The command line of a launcher, which is a row of discovery/launchers.py.
-
-    Regular expressions recognise it: `program` matches the program's name, `path` its path with links resolved, and
-    `version` the output of --version.
-
-    Options: `chooses` choose nodes, `counts` set the number of ranks, `per_node` the ranks of each node, and `values`
-    has the number of words that follow an option. `step_options` yields the options that start a JobStep. `is_mpiexec`:
-    ':' separates programs, as in the MPI standard; other launchers' short options may be joined to their value.
-
-    It needs an allocation of `system` (any if empty), which the commands in `begin` start. `interrupts` is the number
-    of SIGINTs that end a job. `ends_by_quit`: SIGQUIT ends it; others forward SIGQUIT to the ranks. `stops_ranks`: at
-    SIGTSTP it stops the ranks and keeps running. `hides_losses`: its status may be 0 after a loss.
-    """
-
-    launcher: launchers.Launcher
-    program: str
-    step_options: Callable[[JobStep], Iterator[str]]
-    path: str = ""
-    version: str = ""
-    chooses: tuple[str, ...] = ()
-    counts: tuple[str, ...] = ()
-    per_node: tuple[str, ...] = ()
-    values: Mapping[str, int] = {}
-    is_mpiexec: bool = False
-    system: str = ""
-    begin: str = ""
-    interrupts: int = 1
-    ends_by_quit: bool = False
-    stops_ranks: bool = False
-    hides_losses: bool = False
-
-    @property
-    def name(self) -> str:
-        """The name in messages, empty for no launcher."""
-        return self.launcher.name
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The first words of the command."""
-        return tuple(self.launcher.command.split())
-
-
-def srun_options(step: JobStep) -> Iterator[str]:
-    """Yield srun's options; with --overlap it does not wait for resources that a lost node still holds."""
-    yield from ("--overlap", f"--nodes={len(step.nodes)}", f"--ntasks={step.tasks}",
-                f"--nodelist={','.join(step.nodes)}", f"--job-name={step.name}")
-
-
-def flux_options(step: JobStep) -> Iterator[str]:
-    """Yield the options of `flux run`; a constraint may name hosts (RFC 35)."""
-    yield from (f"--nodes={len(step.nodes)}", f"--ntasks={step.tasks}", f"--requires=hosts:{','.join(step.nodes)}",
-                f"--job-name={step.name}")
-
-
-def pals_options(step: JobStep) -> Iterator[str]:
-    """Yield the options of PALS's mpiexec, which passes all variables to the ranks (--envall is the default)."""
-    yield from ("-n", str(step.tasks))
-    if step.nodes:
-        yield from ("--ppn", str(step.tasks_per_node), "--hosts", ",".join(step.nodes))
-
-
-def open_mpi_options(step: JobStep) -> Iterator[str]:
-    """Yield the options of Open MPI's mpirun, which passes to other nodes the variables that -x names."""
-    yield from ("-n", str(step.tasks))
-    if step.nodes:
-        yield from ("--host", ",".join(f"{node}:{step.tasks_per_node}" for node in step.nodes))
-    for name in step.variables:
-        yield from ("-x", name)
-
-
-def hydra_options(step: JobStep) -> Iterator[str]:
-    """Yield the options of MPICH's and Intel MPI's mpiexec."""
-    yield from ("-n", str(step.tasks))
-    if step.nodes:
-        yield from ("-hosts", ",".join(step.nodes), "-ppn", str(step.tasks_per_node))
-
-
-SRUN = LauncherCommand(
-    launchers.SRUN, "srun", srun_options, system=SLURM, begin="sbatch or salloc", interrupts=2, ends_by_quit=True,
-    counts=("-n", "--ntasks"), per_node=("--ntasks-per-node",),
-    chooses=("-N", "--nodes", "-w", "--nodelist", "-x", "--exclude", "-F", "--nodefile"),
-    values=dict.fromkeys((
-        "-A", "-B", "-C", "-D", "-G", "-J", "-L", "-M", "-S", "-T", "-W", "-a", "-b", "-c", "-d", "-e", "-i", "-m",
-        "-o", "-p", "-q", "-r", "-t", "--account", "--chdir", "--comment", "--constraint", "--cpus-per-task",
-        "--container-image", "--container-mounts", "--container-name", "--container-workdir", "--distribution",
-        "--error", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gres", "--input", "--job-name", "--mem", "--mpi",
-        "--output", "--partition", "--qos", "--reservation", "--time"), 1))
-FLUX_RUN = LauncherCommand(
-    launchers.FLUX, "flux", flux_options, system=FLUX, begin="flux batch or flux alloc", interrupts=2,
-    ends_by_quit=True, counts=("-n", "--ntasks"), per_node=("--tasks-per-node",),
-    chooses=("-N", "--nodes", "--requires"),
-    values=dict.fromkeys((
-        "-B", "-S", "-c", "-g", "-o", "-q", "-t", "--add-file", "--bank", "--begin-time", "--cores-per-task", "--cwd",
-        "--dependency", "--env", "--env-file", "--env-remove", "--error", "--flags", "--gpus-per-task", "--input",
-        "--job-name", "--output", "--queue", "--rlimit", "--setattr", "--setopt", "--signal", "--taskmap",
-        "--time-limit", "--urgency"), 1))
-# It is recognised by HPE's folder, /opt/cray/pals or /opt/cray/pe/pals: its output for --version is unknown.
-PALS = LauncherCommand(
-    launchers.PALS, MPI_PROGRAM, pals_options, path=r"/cray/(\w+/)?pals/", is_mpiexec=True,
-    counts=("-n", "-np", "--np"), per_node=("-ppn", "--ppn"),
-    chooses=("-host", "--host", "-hosts", "--hosts", "-hostlist", "--hostlist", "-f", "-hostfile", "--hostfile",
-             "-configfile", "--configfile"),
-    values=dict.fromkeys((
-        "-d", "-depth", "--depth", "--cpu-bind", "--mem-bind", "-env", "--env", "-envlist", "--envlist", "-wdir",
-        "--wdir", "-umask", "--umask", "-path", "--path", "-soft", "--soft", "--pmi", "--rlimits", "--include-tasks",
-        "--exclude-tasks", "--procinfo-file"), 1))
-OPEN_MPI = LauncherCommand(
-    launchers.OPEN_MPI, MPI_PROGRAM, open_mpi_options, version=r"Open MPI|OpenRTE|PRRTE|open-mpi",
-    is_mpiexec=True, ends_by_quit=True, stops_ranks=True, hides_losses=True, counts=MPI_COUNT_OPTIONS,
-    per_node=("-N", "-npernode", "--npernode"), chooses=MPI_NODE_OPTIONS, values=MPI_OPTION_VALUES)
-HYDRA = LauncherCommand(
-    launchers.HYDRA, MPI_PROGRAM, hydra_options, is_mpiexec=True, counts=MPI_COUNT_OPTIONS,
-    per_node=("-ppn", "--ppn", "-perhost"), chooses=MPI_NODE_OPTIONS, values=MPI_OPTION_VALUES)
-NONE = LauncherCommand(launchers.Launcher("", ()), "", lambda _: iter(()))
-LAUNCHERS = (SRUN, FLUX_RUN, PALS, OPEN_MPI, HYDRA)  # the first match wins; an unknown mpiexec is taken for MPICH's
-
-
-def find_launcher(program: str, path: str, version: str) -> LauncherCommand:
-    """Return the launcher of a program at `path` (links resolved) whose output for --version is `version`."""
     name = program.rpartition("/")[2]
-    return next((row for row in LAUNCHERS if re.fullmatch(row.program, name) and re.search(row.path, path)
-                 and re.search(row.version, version)), NONE)
+    rows = [row for row in launchers.LAUNCHERS if row.step_options and re.fullmatch(row.program, name)
+            and re.search(row.path, path) and re.search(row.version, version)]
+    return max(rows, key=lambda row: bool(row.path or row.version), default=NO_LAUNCHER)
 
 
 class Command(NamedTuple):
@@ -177,7 +33,7 @@ class Command(NamedTuple):
     `error_file` and `abort_grace` are the values of mpiddp's options, empty if not given; `rest` lacks --error-file.
     """
 
-    launcher: LauncherCommand
+    launcher: Launcher
     program: tuple[str, ...]
     options: tuple[str, ...]
     rest: tuple[str, ...]
@@ -198,7 +54,7 @@ def parse_command(command: Sequence[str], version: str, is_program: Callable[[st
     A launcher's options end at the first word that is a program. Raises CommandError.
     """
     launcher = find_launcher(command[0], path, version)
-    if launcher is NONE:
+    if launcher is NO_LAUNCHER:
         rest, error_file, abort_grace = take_our_options(command)
         return Command(launcher, (), (), rest, None, None, error_file, abort_grace)
     length = len(launcher.words)
@@ -262,13 +118,13 @@ def take_our_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
     return (*words[:begins[0]], *left, *script), values["--error-file"], values["--abort-grace"]
 
 
-def name_option(word: str, launcher: LauncherCommand) -> str:
+def name_option(word: str, launcher: Launcher) -> str:
     """Return the option's name in a word: -N in -N2, --nodes in --nodes=2."""
     return word[:2] if not launcher.is_mpiexec and not word.startswith("--") else word.partition("=")[0]
 
 
 def take_number(
-    options: Sequence[str], launcher: LauncherCommand, names: Sequence[str]
+    options: Sequence[str], launcher: Launcher, names: Sequence[str]
 ) -> tuple[Sequence[str], int | None]:
     """Return a launcher's options without those in `names`, and the value of the last of these, None for none.
 
@@ -290,4 +146,5 @@ def take_number(
 
 def make_command(command: Command, step: JobStep) -> list[str]:
     """Return the words that start a command as this step."""
-    return [*command.program, *command.launcher.step_options(step), *command.options, *command.rest]
+    options = command.launcher.step_options(step) if command.launcher.step_options else ()
+    return [*command.program, *options, *command.options, *command.rest]

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any, NamedTuple, get_type_hints
 
 from ..base.files import find_risk, open_checked, user_folder
-from ..discovery.schedulers import SLURM, find_job, find_scheduler
+from ..discovery.schedulers import find_job, find_scheduler
 from ..discovery.site_profile import find_state_folder
+from ..systems.schedulers import SLURM
 
 MAX_FILE_BYTES = 2**16  # an endpoint has a few hundred
 

@@ -1,0 +1,217 @@
+"""The schedulers that run jobs, a row each: their variables, their commands, and the names of their options.
+
+Sources: sbatch(1), squeue(1), flux-environment(7), pbs_job_attributes(7B), bsub(1), sge_pe(5), and the documents of
+HTCondor, the MPI Operator and AWS Batch. A real Slurm runs in the tests; the variables and commands of Flux were tried
+with Flux 0.88, by hand; the others are known from reading alone.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+Environ = Mapping[str, str]
+PE_HOSTFILE = "PE_HOSTFILE"  # names a file
+NO_LIMIT_S = 2**32 - 1  # flux job timeleft
+TIME_FORMATS = "%Y-%m-%dT%H:%M:%S", "%a %b %d %H:%M:%S %Y"  # squeue's and qstat's
+FORMAT_VARIABLES = ("SLURM_TIME_FORMAT",)  # which change what the schedulers' commands print
+
+
+def read_count(name: str) -> Callable[[Environ], int]:
+    """Return a function that reads a number from a variable, 0 if it holds none."""
+    return lambda environ: int(environ[name]) if environ.get(name, "").isdecimal() else 0
+
+
+def split_number(text: str) -> tuple[str, str]:
+    """Return a job's number, and no part of it."""
+    return text.partition("#")[0], ""
+
+
+class Scheduler(NamedTuple):
+    """A scheduler.
+
+    Detection: `jobs` are the variables that hold the job's number, the first that is set counts; all of `marks` must be
+    set, too. `split_job` makes the number and that of a part of the job of it, unless the variables name no job
+    (`has_number`). `step` holds the number of a part of the job, `element` that of an element of an array. `job_name`
+    returns the job's name in the scheduler's commands, empty for its number.
+
+    Size: `size` returns for how many ranks, or at least nodes (`unit`), a job is meant, 0 if unknown; `size_command`
+    prints it, and is asked if `asks_size`. If the scheduler starts a process on each node, the variable `process`
+    numbers these. `nodes` holds the number of the job's nodes, the same on all ranks, `node_list` their names,
+    `node_file` names a file with a line for each rank. `cpus` are the variables with the number of CPUs of a node that
+    the job has; that in `each` counts for each process of the job. `restarts` counts how often the scheduler has
+    restarted the job.
+
+    End: `end` holds the time.time() when the job ends. `ask_end` is the command that prints it; `parse_end` makes a
+    time.time() of its output and the present time, or raises ValueError. In commands, {job} stands for the job's name.
+
+    Supervision: the commands in `begin` start an allocation. `ask_nodes` prints lists of the nodes that the job still
+    has, `ask_state` its state, which is `running` while it has its allocation; `ask_steps` prints the number and the
+    name of each step, which may be named {step}; `cancel` ends the step {step}. `no_controller` is what they print if
+    the scheduler does not answer.
+
+    Messages: the options for the GPUs of a node (`gpus`, with {} for their number), more cores of a rank (`cores`),
+    leaving out nodes (`exclude`), more memory (`memory`), and what shows a job's use of it (`memory_use`); empty if
+    sites differ.
+    """
+
+    name: str
+    jobs: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+    has_number: bool = True
+    split_job: Callable[[str], tuple[str, str]] = split_number
+    step: str = ""
+    element: str = ""
+    job_name: Callable[[Environ], str] = lambda _: ""
+
+    size: Callable[[Environ], int] = lambda _: 0
+    size_command: tuple[str, ...] = ()
+    asks_size: Callable[[Environ], bool] = lambda _: True
+    unit: str = "nodes"
+    process: str = ""
+    nodes: str = ""
+    node_list: str = ""
+    node_file: str = ""
+    cpus: tuple[str, ...] = ()
+    each: str = ""
+    restarts: str = ""
+
+    end: str = ""
+    ask_end: tuple[str, ...] = ()
+    parse_end: Callable[[str, float], float] = lambda text, _: float(text)
+
+    begin: str = ""
+    ask_nodes: tuple[str, ...] = ()
+    ask_state: tuple[str, ...] = ()
+    running: str = ""
+    ask_steps: tuple[str, ...] = ()
+    cancel: tuple[str, ...] = ()
+    no_controller: str = ""
+
+    gpus: str = ""
+    cores: str = ""
+    exclude: str = ""
+    memory: str = ""
+    memory_use: str = ""
+
+
+def count_pbs_slots(environ: Environ) -> int:
+    """Return the number of lines of the file PBS_NODEFILE: one for each MPI process that was asked for (mpiprocs)."""
+    try:
+        with open(environ.get("PBS_NODEFILE", ""), errors="replace") as file:
+            return len(file.read().split())
+    except OSError:
+        return 0
+
+
+def count_lsf_hosts(environ: Environ) -> int:
+    """Return the number of hosts in LSB_MCPU_HOSTS, "n1 16 n2 8": LSF's slots are cores, not processes."""
+    return len(environ.get("LSB_MCPU_HOSTS", "").split()) // 2
+
+
+def is_flux_instance(environ: Environ) -> bool:
+    """Return whether this is the script or shell of a Flux instance, and no task in it."""
+    return "FLUX_ENCLOSING_ID" in environ and "FLUX_TASK_RANK" not in environ
+
+
+def parse_time(text: str) -> float:
+    """Return the time that squeue or qstat prints."""
+    for time_format in TIME_FORMATS:
+        try:
+            return time.mktime(time.strptime(text.strip(), time_format))
+        except ValueError:
+            continue
+    raise ValueError(text)
+
+
+def parse_flux_end(text: str, now_s: float) -> float:
+    """Return the end from `flux job timeleft`: whole seconds; raise ValueError if the job has no limit."""
+    left_s = int(text)
+    if left_s >= NO_LIMIT_S:
+        raise ValueError(text)
+    return now_s + left_s
+
+
+def parse_pbs_end(text: str, now_s: float) -> float:
+    """Return the end from `qstat -f`: PBS prints start and walltime, Torque the remaining seconds."""
+    attributes = dict(re.findall(r"^ *([\w.]+) = (.*)$", text, re.MULTILINE))
+    if (remaining := attributes.get("Walltime.Remaining", "")).isdecimal():
+        return now_s + int(remaining)
+    hours, minutes, seconds = map(int, attributes.get("Resource_List.walltime", "").split(":"))
+    return parse_time(attributes.get("stime", "")) + hours * 3600 + minutes * 60 + seconds
+
+
+def parse_lsf_end(text: str, now_s: float) -> float:
+    """Return the end from `bjobs -o time_left`: hours and minutes with a letter, as in "0:42 L"."""
+    hours, minutes = map(int, text.partition(" ")[0].split(":"))
+    return now_s + hours * 3600 + minutes * 60
+
+
+def split_flux_path(text: str) -> tuple[str, str]:
+    """Return a job of Flux and its part from the job's path: in a batch job, /ƒ6PMw2aL7/ƒXGLLfH, ids begin anew."""
+    number, _, part = text.lstrip("/").partition("/")
+    return number, part.replace("/", ".")
+
+
+def name_slurm_job(environ: Environ) -> str:
+    """Return the job's name in Slurm's commands, empty for none: a number may mean a whole array (man scontrol)."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
+
+
+def name_lsf_job(environ: Environ) -> str:
+    """Return the job's name in LSF's commands: a number alone means a whole array (man bjobs)."""
+    element = environ.get("LSB_JOBINDEX", "")
+    return f"{environ.get('LSB_JOBID', '')}[{element}]" if element.isdecimal() and element != "0" else ""
+
+
+NO_SCHEDULER = Scheduler("")
+SLURM = Scheduler(
+    "Slurm", ("SLURM_JOB_ID",), step="SLURM_STEP_ID", job_name=name_slurm_job, size=read_count("SLURM_NTASKS"),
+    unit="tasks", nodes="SLURM_JOB_NUM_NODES", node_list="SLURM_JOB_NODELIST",
+    cpus=("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"), restarts="SLURM_RESTART_COUNT",
+    end="SLURM_JOB_END_TIME", ask_end=("squeue", "--noheader", "--jobs={job}", "--format=%e"),
+    parse_end=lambda text, _: parse_time(text),
+    begin="sbatch or salloc",
+    ask_nodes=("squeue", "--noheader", "--states=RUNNING", "--jobs={job}", "--format=%N"),
+    ask_state=("squeue", "--noheader", "--jobs={job}", "--format=%T"), running="RUNNING",
+    ask_steps=("squeue", "--noheader", "--steps", "--jobs={job}", "--format=%i %j"),
+    cancel=("scancel", "--signal=KILL", "{step}"), no_controller="Unable to contact slurm controller",
+    gpus="--gpus-per-node={}", cores="--cpus-per-task", exclude="--exclude={}", memory="--mem",
+    memory_use="sacct: MaxRSS")
+FLUX = Scheduler(
+    "Flux", ("FLUX_JOB_ID_PATH", "FLUX_ENCLOSING_ID"), split_job=split_flux_path,
+    size_command=("flux", "resource", "list", "-s", "up", "-no", "{nnodes} {ngpus}"), asks_size=is_flux_instance,
+    unit="nodes or GPUs", nodes="FLUX_JOB_NNODES",
+    ask_end=("flux", "job", "timeleft"), parse_end=parse_flux_end,
+    begin="flux batch or flux alloc", ask_nodes=("flux", "resource", "list", "-s", "up", "-no", "{nodelist}"),
+    ask_steps=("flux", "jobs", "--name={step}", "-no", "{id} {name}"), cancel=("flux", "cancel", "{step}"),
+    gpus="--gpus-per-node={}", cores="--cores-per-task", exclude="--requires='not hosts:{}'")
+PBS = Scheduler(
+    "PBS", ("PBS_JOBID",), split_job=lambda text: (text.partition(".")[0], ""), size=count_pbs_slots,
+    unit="MPI processes", node_file="PBS_NODEFILE", cpus=("NCPUS",),
+    each="NCPUS",  # PBS gives it the value of OMP_NUM_THREADS
+    ask_end=("qstat", "-f", "{job}"), parse_end=parse_pbs_end, gpus="-l select=…:ngpus={}", cores="-l select=…:ncpus=",
+    memory="-l select=…:mem=", memory_use="qstat -xf: resources_used.mem")
+LSF = Scheduler(
+    "LSF", ("LSB_JOBID",), element="LSB_JOBINDEX", job_name=name_lsf_job, size=count_lsf_hosts,
+    cpus=("LSB_MCPU_HOSTS",), ask_end=("bjobs", "-noheader", "-o", "time_left", "{job}"), parse_end=parse_lsf_end,
+    gpus="-gpu num={}", cores="-n", memory="-M", memory_use="bjobs -l: MAX MEM")
+SGE = Scheduler(  # JOB_ID is a common name
+    "SGE", ("JOB_ID",), marks=("SGE_ROOT",), element="SGE_TASK_ID", size=read_count("NHOSTS"), cpus=(PE_HOSTFILE,))
+HTCONDOR = Scheduler("HTCondor", ("_CONDOR_PROCNO",), has_number=False, size=read_count("_CONDOR_NPROCS"),
+                     process="_CONDOR_PROCNO")
+AWS_BATCH = Scheduler("AWS Batch", ("AWS_BATCH_JOB_ID",), size=read_count("AWS_BATCH_JOB_NUM_NODES"),
+                      process="AWS_BATCH_JOB_NODE_INDEX")
+MPI_OPERATOR = Scheduler(
+    "Kubernetes' MPI Operator", ("K_MPI_JOB_ROLE",), has_number=False,
+    size=lambda environ: 2 * (environ["K_MPI_JOB_ROLE"] == "launcher"))
+# The first counts: Slurm passes on the variables of a task of Flux that submits a job (flux-framework/flux-core#5237).
+SCHEDULERS: tuple[Scheduler, ...] = (SLURM, FLUX, PBS, LSF, SGE, HTCONDOR, AWS_BATCH, MPI_OPERATOR)
+
+
+def get_scheduler(name: str) -> Scheduler:
+    """Return the scheduler with a name, NO_SCHEDULER if there is none."""
+    return next((row for row in SCHEDULERS if row.name == name), NO_SCHEDULER)
