@@ -35,6 +35,7 @@ from mpiddp.supervise.decision import (
 )
 from mpiddp.supervise.supervisor import read_checkpoint_state
 from mpiddp.systems.launchers import MPIRUN, NO_LAUNCHER, JobStep
+from mpiddp.systems.schedulers import NO_SCHEDULER, SLURM
 from tests import processes
 from tests.benchmarks import recovery
 from tests.cluster import Cluster
@@ -351,11 +352,11 @@ def test_nodes_that_are_excluded(tmp_path: Path) -> None:
 
 def test_the_nodes_of_an_allocation(tmp_path: Path) -> None:
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_TASKS_PER_NODE": "4(x2),2"}
-    assert find_allocation(slurm, "") == (("n1", "n2", "n3"), 2, "Slurm", "7")
+    assert find_allocation(slurm, "") == (("n1", "n2", "n3"), 2, SLURM, "7")
     assert find_allocation({**slurm, "SLURM_NTASKS_PER_NODE": "4"}, "").tasks_per_node == 4
     (tmp_path / "hosts").write_text("n1 slots=4\nn2:4  # MPICH's way\n\n")
-    assert find_allocation(slurm, str(tmp_path / "hosts")) == (("n1", "n2"), 4, "", "")
-    assert find_allocation({}, "") == ((), 0, "", "")
+    assert find_allocation(slurm, str(tmp_path / "hosts")) == (("n1", "n2"), 4, NO_SCHEDULER, "")
+    assert find_allocation({}, "") == ((), 0, NO_SCHEDULER, "")
 
 
 def notes(file: Path) -> list[tuple[int, str, float]]:

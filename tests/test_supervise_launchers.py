@@ -20,8 +20,9 @@ from mpiddp.supervise.__main__ import (
 )
 from mpiddp.supervise.allocation import Allocation
 from mpiddp.supervise.command import Command, CommandError, find_launcher, make_command, parse_command
+from mpiddp.systems import schedulers
 from mpiddp.systems.launchers import HYDRA, LAUNCHERS, MPIRUN, NO_LAUNCHER, PALS, SRUN, JobStep, Launcher
-from mpiddp.systems.schedulers import FLUX, SLURM
+from mpiddp.systems.schedulers import FLUX, NO_SCHEDULER, SLURM, Scheduler
 from tests import processes
 from tests.messages import find, message
 from tests.support import (
@@ -171,8 +172,8 @@ def messages_of(launcher: Launcher, given: Allocation) -> list[str]:
 
 
 @pytest.mark.parametrize("launcher", STEPPERS, ids=lambda row: row.name)
-@pytest.mark.parametrize("system", ["Slurm", "Flux", ""])
-def test_no_message_names_another_launchers_option(launcher: Launcher, system: str) -> None:
+@pytest.mark.parametrize("system", [SLURM, FLUX, NO_SCHEDULER], ids=lambda row: row.name)
+def test_no_message_names_another_launchers_option(launcher: Launcher, system: Scheduler) -> None:
     """Options of supervise itself, such as --nodes, may have the same name as a launcher's."""
     counted = [*launcher.chooses, *launcher.counts, *launcher.per_node]
     said = messages_of(launcher, Allocation(("n1", "n2"), 0, system))
@@ -180,10 +181,10 @@ def test_no_message_names_another_launchers_option(launcher: Launcher, system: s
     options = {option for row in STEPPERS for option in (*row.chooses, *row.counts, *row.per_node)}
     foreign = options - {*counted, "--nodes", "--exclude"}
     for text in said:
-        if system == SLURM.name:
+        if system is SLURM:
             text = text.replace(", or --ntasks-per-node to sbatch", "")
         assert not {option for option in foreign if re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text)}, text
-    assert system == SLURM.name or not any("sbatch" in text for text in said if launcher is not SRUN)
+    assert system is SLURM or not any("sbatch" in text for text in said if launcher is not SRUN)
 
 
 def test_no_launchers_row_lacks_words() -> None:
@@ -219,7 +220,7 @@ def test_a_node_file_that_is_gone(quick: Mpi, tmp_path: Path) -> None:
 def test_the_nodes_of_an_mpi_job_of_kubernetes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> None:
     """In the MPI operator's formats for Open MPI, and for Intel MPI and MPICH."""
     (tmp_path / "hostfile").write_text(lines)
-    monkeypatch.setattr(allocation, "KUBERNETES_HOSTS", str(tmp_path / "hostfile"))
+    monkeypatch.setattr(schedulers, "KUBERNETES_HOSTS", str(tmp_path / "hostfile"))
     found = Allocation(("w-0.w.ns.svc", "w-1.w.ns.svc"), 2)
     assert allocation.find_allocation({"K_MPI_JOB_ROLE": "launcher"}, "") == found
     assert allocation.find_allocation({"K_MPI_JOB_ROLE": "worker"}, "") == Allocation((), 0)
@@ -242,7 +243,7 @@ def flux(quick: Mpi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[st
 
 def test_what_flux_says_of_an_allocation(flux: dict[str, str]) -> None:
     folder = Path(flux["FLUX_STANDIN"])
-    given = Allocation(("node1", "node2", "node3"), 0, FLUX.name)
+    given = Allocation(("node1", "node2", "node3"), 0, FLUX)
     assert allocation.find_allocation(flux, "") == given
     assert allocation.find_allocation({**flux, "FLUX_TASK_RANK": "0"}, "") == Allocation((), 0)
     assert allocation.find_time_left_s() == float("inf")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 
-SLURMD_PORT = 6818  # slurm.conf, SlurmdPort
+from ..systems.schedulers import SLURM
+
 MAX_PROBES = 64  # at a time
 
 
@@ -14,7 +15,7 @@ def find_unreachable(hosts: Sequence[str], timeout_s: float) -> list[str]:
 
     If no host answers, none is returned: the probes themselves are lost, for example in a firewall.
     """
-    answers = probe_hosts({host: (host, SLURMD_PORT) for host in hosts}, timeout_s / 2, timeout_s)
+    answers = probe_hosts({host: (host, SLURM.daemon_port) for host in hosts}, timeout_s / 2, timeout_s)
     return [host for host, has_answered in answers.items() if not has_answered] if any(answers.values()) else []
 
 

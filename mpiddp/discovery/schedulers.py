@@ -69,7 +69,7 @@ def find_intended_size(environ: Mapping[str, str]) -> tuple[Scheduler | None, in
     scheduler = find_scheduler(environ)
     if scheduler is None or environ.get(scheduler.process, "0") != "0":
         return None, 0
-    if scheduler.size_command and scheduler.asks_size(environ):
+    if scheduler.size_command and scheduler.is_instance(environ):
         counts = read_command(*scheduler.size_command).split()
         return scheduler, max((int(count) for count in counts if count.isdecimal()), default=0)
     return scheduler, scheduler.size(environ)

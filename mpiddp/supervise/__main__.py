@@ -21,7 +21,6 @@ from ..options.parser import Parser, parse_positive_int, parse_seconds
 from ..options.site import read_site_defaults
 from ..options.table import read_default
 from ..systems.launchers import MPIRUN, NO_LAUNCHER, describe_steppers
-from ..systems.schedulers import SLURM
 from .allocation import Allocation, exclude_nodes, find_allocation
 from .command import Command, CommandError, find_launcher, parse_command
 from .supervisor import SupervisePlan, Supervisor
@@ -161,7 +160,7 @@ def make_plan(options: argparse.Namespace, command: Command, allocation: Allocat
     except argparse.ArgumentTypeError as error:
         raise CommandError(f"--abort-grace: {error}") from None
     system = launcher.system
-    if system is not None and system.name != allocation.system:
+    if system not in (None, allocation.scheduler):
         raise CommandError(f"{launcher.name} needs a {system.name} allocation; use {system.begin}")
     if nodes > available:
         needs = "" if launcher is not NO_LAUNCHER else f"; to use more, begin the command with {describe_steppers()}"
@@ -171,7 +170,8 @@ def make_plan(options: argparse.Namespace, command: Command, allocation: Allocat
         raise CommandError(f"--min-nodes {min_nodes} is more than --nodes {nodes}")
     tasks_per_node = count_ranks_per_node(command, wanted) or allocation.tasks_per_node
     if not tasks_per_node and launcher is not NO_LAUNCHER:
-        sbatch = ", or --ntasks-per-node to sbatch" if allocation.system == SLURM.name else ""
+        scheduler = allocation.scheduler
+        sbatch = f", or {scheduler.tasks_option} to {scheduler.submit}" if scheduler.tasks_option else ""
         raise CommandError(f"the number of ranks is unknown; give -n N to {' '.join(command.program)}{sbatch}")
     error_file = next(filter(None, (command.error_file, os.environ.get("MPIDDP_ERROR_FILE"),
                                     os.environ.get("TORCHELASTIC_ERROR_FILE"))), "")

@@ -14,48 +14,48 @@ from threading import Thread
 from typing import NamedTuple
 
 from ..base.files import open_for_reading
-from ..discovery import reachability, schedulers
-from ..systems.schedulers import FLUX, SLURM, name_slurm_job
+from ..discovery import reachability
+from ..discovery.schedulers import fill, find_end, name_for_commands, run_command
+from ..systems import schedulers
+from ..systems.schedulers import NO_SCHEDULER, Scheduler
 from .decision import make_node_lookup
 
 PROBE_INTERVAL_S = 1.0
 PROBE_TIMEOUT_S = 1.0  # for a node to accept a connection
 BATCH_COMMAND_TIMEOUT_S = 5.0  # for a batch system's command
 SSH_PORT = 22
-KUBERNETES_HOSTS = "/etc/mpi/hostfile"  # of Kubernetes' MPI operator, on its launcher's pod
 
 
 class Allocation(NamedTuple):
     """The nodes (none: this machine only) and the number of ranks on each, 0 if unknown.
 
-    `system` is the batch system if it reports which nodes answer; `job` is Slurm's name of the job.
+    `scheduler` reports which nodes answer (NO_SCHEDULER: none does); `job` is the job's name in its commands.
     """
 
     nodes: tuple[str, ...]
     tasks_per_node: int
-    system: str = ""
+    scheduler: Scheduler = NO_SCHEDULER
     job: str = ""
 
 
 def find_allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
-    """Return the nodes of the hostfile, or else of the job of Slurm, Flux, PBS or Kubernetes' MPI operator.
+    """Return the nodes of the hostfile, or else of the job around this process.
 
-    In `flux batch` and `flux alloc`, FLUX_URI names a Flux instance with the job's nodes; in a task of `flux run`, the
-    instance may have all nodes of the cluster. A line of PBS_NODEFILE is a rank (`mpiprocs` of a node), a line of the
-    operator's file is a node with its slots. Raises OSError if a file cannot be read.
+    A scheduler has them in a variable, prints them, or writes a file with a line for each rank, or for a node with its
+    slots. Raises OSError if a file cannot be read.
     """
     if hostfile:
         return read_hostfile(hostfile)
-    if job := name_slurm_job(environ):
-        tasks = environ.get("SLURM_NTASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
-        counts = list(map(int, re.findall(r"(?:^|,)(\d+)", tasks)))
-        return Allocation(tuple(schedulers.list_slurm_hosts(environ)), min(counts, default=0), SLURM.name, job)
-    if environ.get("FLUX_URI") and "FLUX_TASK_RANK" not in environ and (nodes := list_flux_nodes()):
-        return Allocation(nodes, 0, FLUX.name)
-    if file := environ.get("PBS_NODEFILE"):
-        return read_hostfile(file)
-    if environ.get("K_MPI_JOB_ROLE") == "launcher" and os.path.exists(KUBERNETES_HOSTS):
-        return read_hostfile(KUBERNETES_HOSTS)
+    for row in schedulers.SCHEDULERS:
+        if row.node_list and environ.get(row.jobs[0]):
+            tasks = next(filter(None, map(environ.get, row.tasks_per_node)), "")
+            counts = list(map(int, re.findall(r"(?:^|,)(\d+)", tasks)))
+            nodes = expand_nodelists(environ.get(row.node_list, ""))
+            return Allocation(nodes, min(counts, default=0), row, name_for_commands(environ, row))
+        if row.ask_nodes and row.is_instance(environ) and (nodes := expand_nodelists(read_command(*row.ask_nodes))):
+            return Allocation(nodes, 0, row)
+        if file := row.node_file(environ):
+            return read_hostfile(file)
     return Allocation((), 0)
 
 
@@ -102,38 +102,38 @@ def find_silent_nodes(allocation: Allocation, nodes: Sequence[str]) -> tuple[str
 
     None if this node is among them, since then the probe is wrong.
     """
-    up = list_nodes_up(allocation)  # none if the batch system does not answer
-    silent = probe_twice(nodes, allocation.system == SLURM.name) if allocation.system != FLUX.name else []
+    up = list_nodes_up(allocation)  # none if the scheduler does not answer
+    silent = probe_twice(nodes, allocation.scheduler)
     lost = [node for node in nodes if node in silent or (up and node not in up)]
     here = socket.gethostname().partition(".")[0]
     return () if here in (node.partition(".")[0] for node in lost) else tuple(lost)
 
 
-def probe_twice(nodes: Sequence[str], by_slurm: bool) -> list[str]:
-    """Return the nodes where two connections fail: to Slurm's daemon, or without Slurm to the host.
+def probe_twice(nodes: Sequence[str], scheduler: Scheduler) -> list[str]:
+    """Return the nodes where two connections fail: to the scheduler's daemon, or without a scheduler to the host.
 
-    TCP resends a lost packet after a second (RFC 6298), so one probe of a second would take a lost packet for a lost
-    node.
+    A scheduler without such daemons knows itself which nodes answer. TCP resends a lost packet after a second
+    (RFC 6298), so one probe of a second would take a lost packet for a lost node.
     """
     here = (socket.gethostname(), "localhost")
-    addresses = {node: (node, SSH_PORT) for node in nodes if node not in here}
-    if by_slurm:
-        addresses = find_slurmd_addresses(nodes)
+    addresses = {} if scheduler.ask_nodes else {node: (node, SSH_PORT) for node in nodes if node not in here}
+    if scheduler.ask_daemons:
+        addresses = find_daemons(nodes, scheduler)
     for again in (False, True):
         began = time.monotonic()
-        answers = reachability.probe_hosts(addresses, PROBE_TIMEOUT_S, refusal_counts=not by_slurm)
+        answers = reachability.probe_hosts(addresses, PROBE_TIMEOUT_S, refusal_counts=not scheduler.ask_daemons)
         addresses = {node: address for node, address in addresses.items() if not answers[node]}
         if addresses and not again:
             time.sleep(max(0.0, began + PROBE_INTERVAL_S - time.monotonic()))
     return [*addresses]
 
 
-def find_slurmd_addresses(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """Return the addresses of the nodes' Slurm daemons that the controller knows."""
-    config = read_command("scontrol", "show", "config")
-    port = (re.findall(r"^SlurmdPort *= (\d+)", config, re.MULTILINE) or [reachability.SLURMD_PORT])[0]
+def find_daemons(nodes: Sequence[str], scheduler: Scheduler) -> dict[str, tuple[str, int]]:
+    """Return the addresses of the nodes' daemons that the scheduler's controller knows."""
+    config = read_command(*scheduler.ask_config)
+    port = (re.findall(scheduler.daemon_port_pattern, config, re.MULTILINE) or [scheduler.daemon_port])[0]
     addresses = {}
-    for line in read_command("scontrol", "--oneliner", "show", "node", ",".join(nodes)).splitlines():
+    for line in read_command(*fill(scheduler.ask_daemons, nodes=",".join(nodes))).splitlines():
         facts = dict(word.split("=", 1) for word in line.split() if "=" in word)
         with contextlib.suppress(KeyError, ValueError):
             addresses[facts["NodeName"]] = (facts["NodeAddr"], int(facts.get("Port") or port))
@@ -141,54 +141,43 @@ def find_slurmd_addresses(nodes: Sequence[str]) -> dict[str, tuple[str, int]]:
 
 
 def is_running(allocation: Allocation) -> bool:
-    """Return whether the job still has its allocation: Slurm may be ending or requeueing the job."""
-    if allocation.system != SLURM.name:
-        return True
-    state = read_command("squeue", "--noheader", f"--jobs={allocation.job}", "--format=%T").split()
-    return not state or state[0] == "RUNNING"
+    """Return whether the job still has its allocation: the scheduler may be ending or requeueing the job."""
+    row = allocation.scheduler
+    state = read_command(*fill(row.ask_state, job=allocation.job)).split()
+    return not state or state[0] == row.running
 
 
 def find_time_left_s() -> float:
     """Return the seconds until the batch system ends the job, infinity if unknown."""
-    end = schedulers.find_end(os.environ, True)
+    end = find_end(os.environ, True)
     return end - time.time() if end is not None else float("inf")
 
 
-def cancel_step(allocation: Allocation, step: str) -> None:
-    """Ask the batch system to kill a step by its name, without waiting: scancel waits for a lost node."""
-    if allocation.system == FLUX.name:
-        for number in read_command("flux", "jobs", f"--name={step}", "-no", "{id}").split():
-            read_command("flux", "cancel", number)
-    if allocation.system == SLURM.name:
-        steps = read_command("squeue", "--noheader", "--steps", f"--jobs={allocation.job}", "--format=%i %j")
-        for number, name in (line.split(maxsplit=1) for line in steps.splitlines() if " " in line):
-            if name.strip() == step:
-                Thread(target=read_command, args=("scancel", "--signal=KILL", number), daemon=True).start()
+def kill_step(allocation: Allocation, name: str) -> None:
+    """Ask the scheduler to kill a step by its name, without waiting: Slurm's scancel waits for a lost node."""
+    row = allocation.scheduler
+    lines = read_command(*fill(row.ask_steps, job=allocation.job, step=name)).splitlines()
+    for number, step in (line.split(maxsplit=1) for line in lines if " " in line):
+        if step.strip() == name:
+            Thread(target=read_command, args=fill(row.cancel, step=number), daemon=True).start()
 
 
 def list_nodes_up(allocation: Allocation) -> tuple[str, ...]:
-    """Return the nodes that the job still has; none if the batch system does not answer, or is ending the job.
+    """Return the nodes that the job still has; none if the scheduler does not answer, or is ending the job.
 
-    With `sbatch --no-kill`, Slurm takes a node from the job that becomes DOWN, also if its daemon answers.
+    With `sbatch --no-kill`, Slurm takes a node from the job that becomes DOWN, also if its daemon answers. Flux lists
+    neither lost nor drained ones.
     """
-    if allocation.system == SLURM.name:
-        return expand_nodelists(read_command(
-            "squeue", "--noheader", "--states=RUNNING", f"--jobs={allocation.job}", "--format=%N"))
-    return list_flux_nodes() if allocation.system == FLUX.name else ()
+    return expand_nodelists(read_command(*fill(allocation.scheduler.ask_nodes, job=allocation.job)))
 
 
 def has_controller(allocation: Allocation) -> bool:
-    """Return whether Slurm's controller answers; True without squeue, and for other batch systems."""
-    if allocation.system != SLURM.name or shutil.which("squeue") is None:
+    """Return whether the scheduler's controller answers; True if its command is missing or does not say."""
+    row = allocation.scheduler
+    if not row.no_controller or shutil.which(row.ask_state[0]) is None:
         return True
-    done = schedulers.run_command(
-        "squeue", "--noheader", f"--jobs={allocation.job}", timeout_s=BATCH_COMMAND_TIMEOUT_S)
-    return done is not None and "Unable to contact slurm controller" not in done.stderr
-
-
-def list_flux_nodes() -> tuple[str, ...]:
-    """Return the nodes that Flux lists as up, without lost and drained ones; none if it does not answer."""
-    return expand_nodelists(read_command("flux", "resource", "list", "-s", "up", "-no", "{nodelist}"))
+    done = run_command(*fill(row.ask_state, job=allocation.job), timeout_s=BATCH_COMMAND_TIMEOUT_S)
+    return done is not None and row.no_controller not in done.stderr
 
 
 def expand_nodelists(text: str) -> tuple[str, ...]:
@@ -205,6 +194,6 @@ def expand_nodelists(text: str) -> tuple[str, ...]:
 
 
 def read_command(*command: str) -> str:
-    """Return the output of a batch system's command, empty if it cannot be started or times out."""
-    done = schedulers.run_command(*command, timeout_s=BATCH_COMMAND_TIMEOUT_S)
+    """Return the output of a scheduler's command, empty without one, or if it cannot be started or times out."""
+    done = run_command(*command, timeout_s=BATCH_COMMAND_TIMEOUT_S) if command else None
     return done.stdout if done is not None else ""

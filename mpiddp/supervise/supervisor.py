@@ -25,7 +25,8 @@ from ..discovery import runtime
 from ..discovery.schedulers import count_restarts
 from ..failure.root_cause import ReportKind
 from ..systems.launchers import JobStep
-from .allocation import Allocation, cancel_step, find_silent_nodes, find_time_left_s, has_controller, is_running
+from ..systems.schedulers import NO_SCHEDULER
+from .allocation import Allocation, find_silent_nodes, find_time_left_s, has_controller, is_running, kill_step
 from .attempt import AttemptProcess
 from .command import Command, make_command
 from .decision import (
@@ -91,7 +92,7 @@ class Supervisor:
         """Run attempts until one succeeds or a restart makes no sense; return the exit status."""
         plan = self._plan
         nodes = plan.allocation.nodes[:plan.nodes]
-        if not plan.allocation.system:  # a batch system reports which nodes answer
+        if plan.allocation.scheduler is NO_SCHEDULER:  # a scheduler reports which nodes answer
             Thread(target=self._find_mute, daemon=True).start()
         while True:
             number, began = self._counter.take(), time.time()
@@ -128,7 +129,7 @@ class Supervisor:
                                        plan.abort_grace_s)
         if self._signal:  # received while the launcher was started
             self._running.forward(self._signal)
-        attempt = self._running.wait(nodes, lambda: self._ask(nodes), lambda: cancel_step(plan.allocation, step))
+        attempt = self._running.wait(nodes, lambda: self._ask(nodes), lambda: kill_step(plan.allocation, step))
         self._running = None
         may_start_again = attempt.status and not (attempt.has_stopped or attempt.is_explained)
         if may_start_again and self._wait_for_controller() and attempt.kind != ReportKind.ERROR:

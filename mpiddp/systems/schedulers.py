@@ -7,6 +7,7 @@ with Flux 0.88, by hand; the others are known from reading alone.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 Environ = Mapping[str, str]
 PE_HOSTFILE = "PE_HOSTFILE"  # names a file
+KUBERNETES_HOSTS = "/etc/mpi/hostfile"  # of Kubernetes' MPI operator, on its launcher's pod
 NO_LIMIT_S = 2**32 - 1  # flux job timeleft
 TIME_FORMATS = "%Y-%m-%dT%H:%M:%S", "%a %b %d %H:%M:%S %Y"  # squeue's and qstat's
 FORMAT_VARIABLES = ("SLURM_TIME_FORMAT",)  # which change what the schedulers' commands print
@@ -38,23 +40,25 @@ class Scheduler(NamedTuple):
     returns the job's name in the scheduler's commands, empty for its number.
 
     Size: `size` returns for how many ranks, or at least nodes (`unit`), a job is meant, 0 if unknown; `size_command`
-    prints it, and is asked if `asks_size`. If the scheduler starts a process on each node, the variable `process`
-    numbers these. `nodes` holds the number of the job's nodes, the same on all ranks, `node_list` their names,
-    `node_file` names a file with a line for each rank. `cpus` are the variables with the number of CPUs of a node that
-    the job has; that in `each` counts for each process of the job. `restarts` counts how often the scheduler has
-    restarted the job.
+    prints it if the process `is_instance`: the script or shell of the job, and no task in it. If the scheduler starts a
+    process on each node, the variable `process` numbers these. `nodes` holds the number of the job's nodes, the same on
+    all ranks, `node_list` their names, `node_file` returns the path of a file of them, and `tasks_per_node` the number
+    of ranks on each. `cpus` are the variables with the number of CPUs of a node that the job has; that in `each` counts
+    for each process of the job. `restarts` counts how often the scheduler has restarted the job.
 
     End: `end` holds the time.time() when the job ends. `ask_end` is the command that prints it; `parse_end` makes a
     time.time() of its output and the present time, or raises ValueError. In commands, {job} stands for the job's name.
 
-    Supervision: the commands in `begin` start an allocation. `ask_nodes` prints lists of the nodes that the job still
-    has, `ask_state` its state, which is `running` while it has its allocation; `ask_steps` prints the number and the
-    name of each step, which may be named {step}; `cancel` ends the step {step}. `no_controller` is what they print if
-    the scheduler does not answer.
+    Supervision: `submit` submits a job script, the commands in `begin` start an allocation. `ask_nodes` prints lists of
+    the nodes that the job still has, `ask_state` its state, which is `running` while it has its allocation; `ask_steps`
+    prints the number and the name of each step, which may be named {step}; `cancel` ends the step {step}.
+    `no_controller` is what they print if the scheduler does not answer. `ask_daemons` prints the addresses of the
+    daemons on {nodes}, as scontrol does; their port is in the output of `ask_config`, where `daemon_port_pattern` finds
+    it, or else `daemon_port`.
 
-    Messages: the options for the GPUs of a node (`gpus`, with {} for their number), more cores of a rank (`cores`),
-    leaving out nodes (`exclude`), more memory (`memory`), and what shows a job's use of it (`memory_use`); empty if
-    sites differ.
+    Messages: the options for the ranks of a node (`tasks_option`), for the GPUs of a node (`gpus`, with {} for their
+    number), more cores of a rank (`cores`), leaving out nodes (`exclude`), more memory (`memory`), and what shows a
+    job's use of it (`memory_use`); empty if sites differ.
     """
 
     name: str
@@ -68,12 +72,12 @@ class Scheduler(NamedTuple):
 
     size: Callable[[Environ], int] = lambda _: 0
     size_command: tuple[str, ...] = ()
-    asks_size: Callable[[Environ], bool] = lambda _: True
     unit: str = "nodes"
     process: str = ""
     nodes: str = ""
     node_list: str = ""
-    node_file: str = ""
+    node_file: Callable[[Environ], str] = lambda _: ""
+    tasks_per_node: tuple[str, ...] = ()
     cpus: tuple[str, ...] = ()
     each: str = ""
     restarts: str = ""
@@ -82,14 +86,21 @@ class Scheduler(NamedTuple):
     ask_end: tuple[str, ...] = ()
     parse_end: Callable[[str, float], float] = lambda text, _: float(text)
 
+    submit: str = ""
     begin: str = ""
+    is_instance: Callable[[Environ], bool] = lambda _: False
     ask_nodes: tuple[str, ...] = ()
     ask_state: tuple[str, ...] = ()
     running: str = ""
     ask_steps: tuple[str, ...] = ()
     cancel: tuple[str, ...] = ()
     no_controller: str = ""
+    ask_daemons: tuple[str, ...] = ()
+    ask_config: tuple[str, ...] = ()
+    daemon_port: int = 0
+    daemon_port_pattern: str = ""
 
+    tasks_option: str = ""
     gpus: str = ""
     cores: str = ""
     exclude: str = ""
@@ -112,8 +123,11 @@ def count_lsf_hosts(environ: Environ) -> int:
 
 
 def is_flux_instance(environ: Environ) -> bool:
-    """Return whether this is the script or shell of a Flux instance, and no task in it."""
-    return "FLUX_ENCLOSING_ID" in environ and "FLUX_TASK_RANK" not in environ
+    """Return whether this is the script or shell of a Flux instance that has the nodes of a job.
+
+    In a task of `flux run`, the instance may have all nodes of the cluster.
+    """
+    return "FLUX_URI" in environ and "FLUX_TASK_RANK" not in environ
 
 
 def parse_time(text: str) -> float:
@@ -155,6 +169,11 @@ def split_flux_path(text: str) -> tuple[str, str]:
     return number, part.replace("/", ".")
 
 
+def is_operators_launcher(environ: Environ) -> bool:
+    """Return whether this is the pod of the MPI Operator that starts the others."""
+    return environ.get("K_MPI_JOB_ROLE") == "launcher"
+
+
 def name_slurm_job(environ: Environ) -> str:
     """Return the job's name in Slurm's commands, empty for none: a number may mean a whole array (man scontrol)."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
@@ -170,33 +189,37 @@ def name_lsf_job(environ: Environ) -> str:
 NO_SCHEDULER = Scheduler("")
 SLURM = Scheduler(
     "Slurm", ("SLURM_JOB_ID",), step="SLURM_STEP_ID", job_name=name_slurm_job, size=read_count("SLURM_NTASKS"),
-    unit="tasks", nodes="SLURM_JOB_NUM_NODES", node_list="SLURM_JOB_NODELIST",
+    unit="tasks", tasks_per_node=("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), nodes="SLURM_JOB_NUM_NODES",
+    node_list="SLURM_JOB_NODELIST",
     cpus=("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"), restarts="SLURM_RESTART_COUNT",
     end="SLURM_JOB_END_TIME", ask_end=("squeue", "--noheader", "--jobs={job}", "--format=%e"),
     parse_end=lambda text, _: parse_time(text),
-    begin="sbatch or salloc",
+    submit="sbatch", begin="sbatch or salloc",
     ask_nodes=("squeue", "--noheader", "--states=RUNNING", "--jobs={job}", "--format=%N"),
     ask_state=("squeue", "--noheader", "--jobs={job}", "--format=%T"), running="RUNNING",
     ask_steps=("squeue", "--noheader", "--steps", "--jobs={job}", "--format=%i %j"),
     cancel=("scancel", "--signal=KILL", "{step}"), no_controller="Unable to contact slurm controller",
-    gpus="--gpus-per-node={}", cores="--cpus-per-task", exclude="--exclude={}", memory="--mem",
-    memory_use="sacct: MaxRSS")
+    ask_daemons=("scontrol", "--oneliner", "show", "node", "{nodes}"), ask_config=("scontrol", "show", "config"),
+    daemon_port=6818, daemon_port_pattern=r"^SlurmdPort *= (\d+)",  # slurm.conf, SlurmdPort
+    tasks_option="--ntasks-per-node", gpus="--gpus-per-node={}", cores="--cpus-per-task", exclude="--exclude={}",
+    memory="--mem", memory_use="sacct: MaxRSS")
 FLUX = Scheduler(
     "Flux", ("FLUX_JOB_ID_PATH", "FLUX_ENCLOSING_ID"), split_job=split_flux_path,
-    size_command=("flux", "resource", "list", "-s", "up", "-no", "{nnodes} {ngpus}"), asks_size=is_flux_instance,
+    size_command=("flux", "resource", "list", "-s", "up", "-no", "{nnodes} {ngpus}"), is_instance=is_flux_instance,
     unit="nodes or GPUs", nodes="FLUX_JOB_NNODES",
     ask_end=("flux", "job", "timeleft"), parse_end=parse_flux_end,
-    begin="flux batch or flux alloc", ask_nodes=("flux", "resource", "list", "-s", "up", "-no", "{nodelist}"),
+    submit="flux batch", begin="flux batch or flux alloc",
+    ask_nodes=("flux", "resource", "list", "-s", "up", "-no", "{nodelist}"),
     ask_steps=("flux", "jobs", "--name={step}", "-no", "{id} {name}"), cancel=("flux", "cancel", "{step}"),
     gpus="--gpus-per-node={}", cores="--cores-per-task", exclude="--requires='not hosts:{}'")
 PBS = Scheduler(
     "PBS", ("PBS_JOBID",), split_job=lambda text: (text.partition(".")[0], ""), size=count_pbs_slots,
-    unit="MPI processes", node_file="PBS_NODEFILE", cpus=("NCPUS",),
+    unit="MPI processes", submit="qsub", node_file=lambda environ: environ.get("PBS_NODEFILE", ""), cpus=("NCPUS",),
     each="NCPUS",  # PBS gives it the value of OMP_NUM_THREADS
     ask_end=("qstat", "-f", "{job}"), parse_end=parse_pbs_end, gpus="-l select=…:ngpus={}", cores="-l select=…:ncpus=",
     memory="-l select=…:mem=", memory_use="qstat -xf: resources_used.mem")
 LSF = Scheduler(
-    "LSF", ("LSB_JOBID",), element="LSB_JOBINDEX", job_name=name_lsf_job, size=count_lsf_hosts,
+    "LSF", ("LSB_JOBID",), submit="bsub", element="LSB_JOBINDEX", job_name=name_lsf_job, size=count_lsf_hosts,
     cpus=("LSB_MCPU_HOSTS",), ask_end=("bjobs", "-noheader", "-o", "time_left", "{job}"), parse_end=parse_lsf_end,
     gpus="-gpu num={}", cores="-n", memory="-M", memory_use="bjobs -l: MAX MEM")
 SGE = Scheduler(  # JOB_ID is a common name
@@ -207,7 +230,9 @@ AWS_BATCH = Scheduler("AWS Batch", ("AWS_BATCH_JOB_ID",), size=read_count("AWS_B
                       process="AWS_BATCH_JOB_NODE_INDEX")
 MPI_OPERATOR = Scheduler(
     "Kubernetes' MPI Operator", ("K_MPI_JOB_ROLE",), has_number=False,
-    size=lambda environ: 2 * (environ["K_MPI_JOB_ROLE"] == "launcher"))
+    size=lambda environ: 2 * is_operators_launcher(environ),
+    node_file=lambda environ: KUBERNETES_HOSTS if is_operators_launcher(environ) and os.path.exists(
+        KUBERNETES_HOSTS) else "")
 # The first counts: Slurm passes on the variables of a task of Flux that submits a job (flux-framework/flux-core#5237).
 SCHEDULERS: tuple[Scheduler, ...] = (SLURM, FLUX, PBS, LSF, SGE, HTCONDOR, AWS_BATCH, MPI_OPERATOR)
 
