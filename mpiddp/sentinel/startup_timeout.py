@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..base.text import format_ranges, join_names
+from ..systems.launchers import SRUN, SRUN_PMIX
 from . import events
 from .events import WatcherCommand
 from .protocol import Stage, WatchedRank
@@ -17,7 +18,8 @@ LATE_S = 10.0  # from a rank's registration until it is reported that its script
 LATE_SPREAD_S = 1.0  # for other late ranks to be reported
 MAX_RANKS_WITH_HOST = 3
 # Slurm 22.05's "tree" fences may end before all ranks have entered; the next message then reaches an unready rank.
-TRY_RING = "\nmpiddp: if you use srun --mpi=pmix, try again with SLURM_PMIX_FENCE=ring in the environment of srun"
+TRY_RING = (f"\nmpiddp: if you use {SRUN_PMIX}, try again with SLURM_PMIX_FENCE=ring in the environment of "
+            f"{SRUN.command}")
 
 
 class StartupTimeout:

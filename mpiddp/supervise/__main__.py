@@ -20,16 +20,16 @@ from ..discovery import launchers, runtime
 from ..options.parser import Parser, parse_positive_int, parse_seconds
 from ..options.site import read_site_defaults
 from ..options.table import read_default
-from ..systems.launchers import MPIRUN, NO_LAUNCHER, describe_steppers
+from ..systems.launchers import MPIRUN, NO_LAUNCHER, SRUN_PMIX, describe_steppers
 from .allocation import Allocation, exclude_nodes, find_allocation
 from .command import Command, CommandError, find_launcher, parse_command
 from .supervisor import SupervisePlan, Supervisor
 
 VERSION_TIMEOUT_S = 10.0  # for a launcher's --version
 USAGE = "python -m mpiddp.supervise [options] COMMAND…"
-DESCRIPTION = """\
+DESCRIPTION = f"""\
 Run an mpiddp job, and restart it in the same allocation after a fault, without the node that caused
-the fault: python -m mpiddp.supervise srun --mpi=pmix python -m mpiddp train.py"""
+the fault: python -m mpiddp.supervise {SRUN_PMIX} python -m mpiddp train.py"""
 EPILOG = "Exit status: that of the last attempt; 75 if the job should be requeued; 2 for wrong usage."
 
 
@@ -129,7 +129,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
                         help=f"the job's command, beginning with {describe_steppers()}")
     options = parser.parse_args(arguments)
     if not options.command:
-        parser.error("no command given; an example: srun --mpi=pmix python -m mpiddp train.py")
+        parser.error(f"no command given; an example: {SRUN_PMIX} python -m mpiddp train.py")
     return options
 
 

