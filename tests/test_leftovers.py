@@ -68,6 +68,16 @@ def test_the_end_of_an_element_of_lsfs_array_is_its_own(tmp_path: Path, monkeypa
 
 
 @pytest.mark.process
+def test_the_users_time_format_does_not_reach_squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With SLURM_TIME_FORMAT=relative squeue prints "Tomr 11:00" or the like (man squeue)."""
+    command(tmp_path, "squeue", 'if [ "$SLURM_TIME_FORMAT" ]; then echo "Tomr 11:00"; '
+            "else echo 2030-01-01T11:00:00; fi", monkeypatch)
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    end_s = time.mktime((2030, 1, 1, 11, 0, 0, 0, 0, -1))
+    assert schedulers.find_end({"SLURM_JOB_ID": "7"}, asks=True) == end_s
+
+
+@pytest.mark.process
 def test_a_job_that_was_given_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable keeps the former end."""
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(int(time.time()) - 60)}
