@@ -190,8 +190,6 @@ def find_conflict(options: argparse.Namespace) -> str:
         return "--stall-abort needs --stall SECONDS"
     if (options.log_compress or options.log_max_bytes) and not options.log_dir:
         return f"--log-{'compress' if options.log_compress else 'max-bytes'} needs --log-dir DIR"
-    if options.check_history and not options.check:
-        return "--check-history needs --check"
     if options.stage_keep and not options.stage:
         return "--stage-keep needs --stage"
     is_folded = options.output_filter.folded

@@ -148,7 +148,6 @@ class LaunchConfig(NamedTuple):
     port: int = 0  # of rank 0's store; the next one is that of its sentinel; 0: free ones
 
     check: CheckMode = CheckMode.OFF
-    check_history: str = ""  # the file in which rank 0 keeps results
     stage: str = ""  # the folder to which the environment is staged, or AUTO_FOLDER; empty: none
     stage_keep: bool = False  # the staged environment stays there at the end
     unknown_variables: tuple[str, ...] = ()  # that look like an option's

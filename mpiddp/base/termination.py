@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from .stderr import LAUNCHER_FORWARDING_S, STDERR
+from .timeouts import run_with_timeout
 
 IO_BASE = io.IOBase.__bases__[0]  # the type in C of all files: issubclass() with it calls no Python code
 hard_exit = os._exit  # Python's own: os._exit is replaced while a script runs
@@ -85,10 +86,8 @@ def flush_streams() -> None:
 
 def run_briefly(action: Callable[[], object]) -> None:
     """Call `action` in another thread, and wait for it no longer than LAUNCHER_FORWARDING_S."""
-    thread = threading.Thread(target=action, daemon=True)
-    with contextlib.suppress(RuntimeError):  # no thread can be started
-        thread.start()
-        thread.join(LAUNCHER_FORWARDING_S)
+    with contextlib.suppress(RuntimeError, TimeoutError):  # no thread can be started, or it takes longer
+        run_with_timeout(LAUNCHER_FORWARDING_S, action)
 
 
 def flush_files() -> list[Any]:

@@ -13,7 +13,5 @@ class CheckOptions(NamedTuple):
 
     quick: bool = False
     nodes_only: bool = False
-    svg: str = ""
     json: str = ""
-    history: str = ""
     suspects: str = ""

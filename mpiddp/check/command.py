@@ -16,8 +16,8 @@ from ..bootstrap.refusal import refuse_alone, refuse_early
 from ..cli import read_settings
 from ..options.parser import Parser, parse_path
 from ..options.site import read_site_defaults
-from ..options.table import OPTIONS, read_default, variable_name
-from . import EXIT_OUTLIERS, CheckOptions
+from ..options.table import OPTIONS, read_default
+from . import EXIT_OUTLIERS, PASSES, CheckOptions
 
 if TYPE_CHECKING:
     from ..runner.lifecycle import RunningJob
@@ -32,7 +32,6 @@ EPILOG = """\
 Exit status: 0 no findings; 1 findings; 2 wrong usage; 3 the job could not start;
 120 no findings, but stdout could not be written."""
 LAUNCH_OPTIONS = ("backend", "device", "interface", "master-addr", "port", "startup-timeout")  # as for mpiddp itself
-HISTORY = "check-history"
 # Override the job script's values. Otherwise NCCL's watchdog ends a process whose collective takes too long, and each
 # wait polls once in a millisecond. The third variable would enable the first one.
 NCCL_WAITS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_BLOCKING_WAIT": "0", "TORCH_NCCL_DESYNC_DEBUG": "0"}
@@ -58,11 +57,7 @@ def parse_arguments(arguments: list[str] | None, environ: Mapping[str, str]) -> 
     parser = Parser(prog="mpiddp.check", usage=USAGE, description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="one pass instead of three: about 10 s, less reliable")
     parser.add_argument("--nodes-only", action="store_true", help="do not measure links between ranks")
-    parser.add_argument("--svg", default="", type=parse_path, metavar="FILE",
-                        help="draw the links between nodes and the all-reduce (needs matplotlib)")
     parser.add_argument("--json", default="", type=parse_path, metavar="FILE", help="write all measurements")
-    parser.add_argument(f"--{HISTORY}", default=read_default(HISTORY, environ), type=parse_path, metavar="FILE",
-                        help="append each node's results to FILE, and compare them with the node's earlier results")
     parser.add_argument("--suspects", default="", type=parse_path, metavar="FILE", help="append a line for each node "
                         "to exclude (time, host, reason), for mpiddp.supervise --exclude FILE")
     defaults = {**read_site_defaults(environ), **environ}
@@ -70,8 +65,8 @@ def parse_arguments(arguments: list[str] | None, environ: Mapping[str, str]) -> 
         parser.add_argument(f"--{name}", **{**OPTIONS[name], "default": read_default(name, defaults)})
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
     given = parser.parse_args(arguments)
-    settings = read_settings({name: value for name, value in environ.items() if name != variable_name(HISTORY)})
-    options = CheckOptions(given.quick, given.nodes_only, given.svg, given.json, given.check_history, given.suspects)
+    settings = read_settings(environ)
+    options = CheckOptions(given.quick, given.nodes_only, given.json, given.suspects)
     return options, LaunchConfig(
         backend=given.backend or None, device=None if given.device in ("", "auto") else given.device,
         interface=given.interface, master_addr=given.master_addr, port=given.port,
@@ -83,28 +78,27 @@ def parse_arguments(arguments: list[str] | None, environ: Mapping[str, str]) -> 
 def check_in_rank(options: CheckOptions, job: RunningJob, config: LaunchConfig) -> int:
     """Check, and end this rank with the exit status: the check's on rank 0, 0 on other ranks."""
     from ..failure.root_cause import Report, ReportKind
-    from .rpc import RpcController, worker_loop
-    from .workers import ALLREDUCE_TIMEOUT_S, WorkerMethods  # loads torch, which the sentinel must not have
+    from .bench.transport import pairwise_backend  # loads torch, which the sentinel must not have
+    from .schedule import ALLREDUCE_TIMEOUT_S, prepare
 
     assert job.termination
     try:
-        member = job.membership
+        member, env = job.membership, job.membership.environment
         if not options.nodes_only:
             os.environ.update(NCCL_WAITS)
             timeout = timedelta(seconds=max(ALLREDUCE_TIMEOUT_S, config.startup_timeout_s))
             member.create_group(timeout, refuse_alone, binds=False)
-        env, methods = member.environment, WorkerMethods(member).by_name()
-        if env.rank:
-            worker_loop(member.comm, methods, config.startup_timeout_s)
-        else:
-            from .report import run_check  # only rank 0 needs it
+        schedule = prepare(member)
+        backend = pairwise_backend(env.backend, env.device)
+        schedule.compare_clocks()
+        measured = schedule.run_passes(1 if options.quick else PASSES, bool(backend) and not options.nodes_only)
+        if env.rank == 0:
+            from .report import report  # only rank 0 needs it
 
-            ranks = RpcController(member.comm, methods, member.rendezvous.name)
-            job.termination.status = run_check(ranks, env, options, config.startup_timeout_s)
-            for rank, reason in sorted(ranks.lost.items()):  # a lost rank cannot end by itself
-                host = member.seats[rank].host
-                job.termination.fail(Report(rank, host, ReportKind.UNREACHABLE, reason, EXIT_OUTLIERS))
-            ranks.dismiss()
+            job.termination.status = report(measured, env.backend, backend, options)
+            for rank, reason in sorted(measured.lost.items()):  # a lost rank cannot end by itself
+                job.termination.fail(Report(rank, measured.ranks[rank].host, ReportKind.UNREACHABLE, reason,
+                                            EXIT_OUTLIERS))
         if not config.python_exit:
             job.termination.finish(job.termination.status)
     except LocalLaunchError as error:

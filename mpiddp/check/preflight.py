@@ -23,9 +23,8 @@ from ..discovery.schedulers import find_scheduler
 from . import PASS_PAUSE_S, PASSES, RANK_BUDGET_S
 from .bench.machine import describe_rank
 from .bench.rank import RankResult, measure_rank
-from .history import History
 from .stats.findings import find_all
-from .stats.schema import RANK_METRICS, Finding, Measurements, RankInfo, no_measurements
+from .stats.schema import RANK_METRICS, CheckFinding, Measurements, RankInfo, no_measurements
 from .stats.text import limit_lines
 from .stats.tournament import split_into_turns
 
@@ -62,7 +61,6 @@ class Judge:
 
     def __init__(self, config: LaunchConfig) -> None:
         self._config = config
-        self._history: History | None = None
         self._measured = no_measurements(())
         self._turns = self._turns_done = 0
 
@@ -71,8 +69,6 @@ class Judge:
 
         Nodes on the same machine, such as containers, would disturb each other.
         """
-        hosts = {info.host for info, _ in facts}
-        self._history = History(self._config.check_history, hosts) if self._config.check_history else None
         self._measured = no_measurements(tuple(info for info, _ in facts))
         turns = split_into_turns({info.node: {machine or f"node {info.node}"} for info, machine in facts})
         self._turns = len(turns)
@@ -89,20 +85,15 @@ class Judge:
                 self._measured.add(rank, result.values, result.reports)
         self._turns_done += 1
         passes, turns = divmod(self._turns_done, self._turns)
-        if turns or (passes < PASSES and self._findings(_repeat_last_pass(self._measured))):
+        if turns or (passes < PASSES and find_all(_repeat_last_pass(self._measured))):
             return [None] * len(results)
         return [self._finish()] + [()] * (len(results) - 1)
 
-    def _findings(self, measured: Measurements) -> list[Finding]:
-        return [*find_all(measured), *(self._history.compare(measured) if self._history else ())]
-
     def _finish(self) -> list[str]:
-        findings = self._findings(self._measured)
-        history_warnings = self._history.append(self._measured) if self._history else []
+        findings = find_all(self._measured)
         if self._config.check == "strict" and (error := refusal(findings)):
-            warn(history_warnings)
             raise error
-        return [*history_warnings, *warnings(findings)]
+        return warnings(findings)
 
 
 def _repeat_last_pass(measured: Measurements) -> Measurements:
@@ -112,13 +103,13 @@ def _repeat_last_pass(measured: Measurements) -> Measurements:
         for name, by_rank in measured.by_rank.items()})
 
 
-def warnings(findings: Sequence[Finding]) -> list[str]:
+def warnings(findings: Sequence[CheckFinding]) -> list[str]:
     """Return the warnings `bad-node` and `slow-node`, a few of each."""
     faults, slow = _split_texts(findings)
     return [f"bad-node: {text}" for text in _limit(faults)] + [f"slow-node: {text}" for text in _limit(slow)]
 
 
-def refusal(findings: Sequence[Finding]) -> LaunchError | None:
+def refusal(findings: Sequence[CheckFinding]) -> LaunchError | None:
     """Return the error `bad-node` or `slow-node` for these findings; None without findings."""
     faults, slow = _split_texts(findings)
     hosts = dict.fromkeys(host for finding in findings for host in finding.hosts)
@@ -143,7 +134,7 @@ def refusal(findings: Sequence[Finding]) -> LaunchError | None:
     return None
 
 
-def _split_texts(findings: Sequence[Finding]) -> tuple[list[str], list[str]]:
+def _split_texts(findings: Sequence[CheckFinding]) -> tuple[list[str], list[str]]:
     """Return the texts of findings about faults and missing space, and of those about speed."""
     faults: dict[str, None] = {}
     slow: dict[str, None] = {}

@@ -15,7 +15,7 @@ from .stats.schema import (
     LATENCY,
     LINK_METRICS,
     RANK_METRICS,
-    Finding,
+    CheckFinding,
     Link,
     Measurements,
     Nodes,
@@ -63,7 +63,7 @@ Row = tuple[list[int], bool]  # similar nodes, and whether they have findings
 
 
 def render(
-    measured: Measurements, findings: Sequence[Finding], notes: Sequence[str], exclude: str = EXCLUDE
+    measured: Measurements, findings: Sequence[CheckFinding], notes: Sequence[str], exclude: str = EXCLUDE
 ) -> list[str]:
     """Return the lines of a check: the table, the all-reduce, the findings, the notes, and the hosts to exclude.
 
@@ -94,7 +94,7 @@ def _kind_letters(measured: Measurements) -> dict[str, str]:
     return {kind: chr(ord("A") + min(number, 25)) for number, kind in enumerate(kinds)}
 
 
-def _node_table(measured: Measurements, findings: Sequence[Finding], nodes: Nodes) -> list[str]:
+def _node_table(measured: Measurements, findings: Sequence[CheckFinding], nodes: Nodes) -> list[str]:
     """Return three head lines, the rows, and lines that count the nodes without a row."""
     rows, hidden = _make_rows(findings, nodes)
     columns = [column for column in (*_rank_columns(measured, findings), *_link_columns(measured, findings))
@@ -106,7 +106,7 @@ def _node_table(measured: Measurements, findings: Sequence[Finding], nodes: Node
     return [groups, *(" ".join(cells) for cells in zip(*left, *right, strict=True)), *hidden]
 
 
-def _make_rows(findings: Sequence[Finding], nodes: Nodes) -> tuple[list[Row], list[str]]:
+def _make_rows(findings: Sequence[CheckFinding], nodes: Nodes) -> tuple[list[Row], list[str]]:
     """Return the rows, nodes with findings first, in the order of the findings, and lines that count hidden nodes.
 
     Nodes that only have findings of a switch share a row, and so do nodes without findings that have the same number of
@@ -130,7 +130,7 @@ def _make_rows(findings: Sequence[Finding], nodes: Nodes) -> tuple[list[Row], li
             *((members, False) for members in others[:MAX_KIND_ROWS])], hidden
 
 
-def _rank_columns(measured: Measurements, findings: Sequence[Finding]) -> Iterator[Column]:
+def _rank_columns(measured: Measurements, findings: Sequence[CheckFinding]) -> Iterator[Column]:
     """Yield the columns of RANK_METRICS."""
     for group, head, metrics, others in RANK_COLUMNS:
         lowest = ((info.node, min((best(RANK_METRICS[name], measured.by_rank[name][rank]) for name in metrics
@@ -141,7 +141,7 @@ def _rank_columns(measured: Measurements, findings: Sequence[Finding]) -> Iterat
         yield Column(group, head, RANK_METRICS[metrics[0]].unit, True, values, marked)
 
 
-def _link_columns(measured: Measurements, findings: Sequence[Finding]) -> Iterator[Column]:
+def _link_columns(measured: Measurements, findings: Sequence[CheckFinding]) -> Iterator[Column]:
     """Yield the columns of the links between nodes; without such links, the column of the links inside nodes."""
     label, links = LINK_METRICS[BANDWIDTH].label, measured.links.get(BANDWIDTH, {})
     between = [finding for finding in findings if finding.links]
@@ -164,7 +164,7 @@ def bests_by_node(name: str, links: Mapping[Link, Passes], role: Role) -> dict[i
     return group_pairs((link[role], best(LINK_METRICS[name], passes)) for link, passes in links.items())
 
 
-def marked_nodes(affected: Iterable[tuple[Finding, Iterable[int]]]) -> dict[int, bool]:
+def marked_nodes(affected: Iterable[tuple[CheckFinding, Iterable[int]]]) -> dict[int, bool]:
     """Return the nodes of findings; True if all findings of a node are about a single rank or link."""
     marked: dict[int, bool] = {}
     for finding, nodes in affected:
@@ -252,7 +252,7 @@ def _allreduce_table(measured: Measurements) -> list[str]:
     return ["  ".join([row[0].ljust(width), *(cell.rjust(8) for cell in row[1:])]) for row in table]
 
 
-def _exclude_line(findings: Sequence[Finding], exclude: str, nodes: int) -> list[str]:
+def _exclude_line(findings: Sequence[CheckFinding], exclude: str, nodes: int) -> list[str]:
     """Return the line with the option that excludes hosts; nothing if there are none, or if no node would remain."""
     from ClusterShell.NodeSet import NodeSet  # heavy, and needed only here
 

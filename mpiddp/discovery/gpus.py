@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ..base.files import list_names, read_number, read_text
@@ -42,20 +43,28 @@ def list_nvidia_gpus() -> tuple[Gpu, ...]:
     GPUs whose device files a cgroup denies to this process are left out, whatever CUDA_VISIBLE_DEVICES says. CUDA does
     not start. A GPU in MIG mode is replaced by its instances.
     """
-    if not os.path.exists(DRIVER_FILE):
-        return ()
-    try:
-        import pynvml as nvml
-    except ImportError:
-        return ()
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return ()
-    try:
+    with open_nvml() as nvml:
+        if nvml is None:
+            return ()
         return tuple(gpu for index in range(nvml.nvmlDeviceGetCount()) for gpu in read_nvml_gpus(nvml, index))
+
+
+@contextmanager
+def open_nvml() -> Iterator[Any]:
+    """Yield NVML's module while it is initialised; None without NVIDIA's driver, or if NVML does not answer."""
+    if not os.path.exists(DRIVER_FILE):
+        yield None
+        return
+    try:
+        import pynvml
+        pynvml.nvmlInit()
+    except Exception:  # no package, or an NVMLError of the driver
+        yield None
+        return
+    try:
+        yield pynvml
     finally:
-        nvml.nvmlShutdown()
+        pynvml.nvmlShutdown()
 
 
 def read_nvml_gpus(nvml: Any, index: int) -> list[Gpu]:

@@ -154,10 +154,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "benchmark the nodes before the script, in about a second, and warn of nodes that are slower than the "
                 "others or short of space; with strict, do not start on such a node",
     },
-    "check-history": {
-        "default": "", "type": parse_path, "metavar": "FILE",
-        "help": "with --check, record the results in FILE, and also compare each node with its own earlier results",
-    },
     "stage": {
         "default": "", "type": parse_stage_folder, "nargs": "?", "const": AUTO_FOLDER, "metavar": "DIR",
         "help": "read Python's environment from shared file systems once for the whole job, and mirror it in DIR on "

@@ -6,8 +6,10 @@ import array
 import itertools
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..base.clock import measure_clock_offset_ns
 from ..base.files import read_text, write_json
 from ..base.polling import sleep_until
 from ..base.stderr import write_line
@@ -20,7 +22,6 @@ Stages = list[tuple[str, int]]  # the name and begin (ns) of each stage, which e
 # Stages that mpiddp does not count as its own: Python, MPI, torch, the script and what follows, and waiting.
 FOREIGN_STAGES = ("interpreter", "import mpi4py", "MPI_Init", "import torch", "process group", "first collective",
                   "script", "exit", WAIT_PREFIX)
-ROUND_TRIPS = 20
 
 
 def write_trace(path: str, comm: MPI.Comm, host: str) -> None:
@@ -28,7 +29,7 @@ def write_trace(path: str, comm: MPI.Comm, host: str) -> None:
     now = time.monotonic_ns()
     stages = [("interpreter", now - read_process_age_ns()), *begun_stages, ("", now)]
     epoch = time.time_ns() - now
-    offset = measure_clock_offset_ns(comm)
+    offset = share_clock_offsets_ns(comm)
     ranks = comm.gather((host, offset, [(name, time_ns + epoch - offset) for name, time_ns in stages]), root=0)
     if ranks is not None:
         write_json(path, make_chrome_trace(ranks))
@@ -41,29 +42,20 @@ def read_process_age_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**7
 
 
-def measure_clock_offset_ns(comm: MPI.Comm) -> int:
+def share_clock_offsets_ns(comm: MPI.Comm) -> int:
     """Return how far this rank's clock is ahead of rank 0's, in nanoseconds. Collective.
 
-    The quickest of ROUND_TRIPS round trips counts. Ranks sleep until their turn, so that they take no core from the two
-    ranks that are measured.
+    Ranks sleep until their turn, so that they take no core from the two ranks that are measured.
     """
-    clock, offset = array.array("q", [0]), array.array("q", [0])
+    offset = array.array("q", [0])
     if comm.rank == 0:
         for rank in range(1, comm.size):
-            trips = []
-            for _ in range(ROUND_TRIPS):
-                sent = time.time_ns()
-                comm.Send(clock, dest=rank)
-                comm.Recv(clock, source=rank)
-                back = time.time_ns()
-                trips.append((back - sent, clock[0] - (sent + back) // 2))
-            comm.Send(array.array("q", [min(trips)[1]]), dest=rank)
+            offset[0] = measure_clock_offset_ns(partial(comm.Send, dest=rank), partial(comm.Recv, source=rank), True)
+            comm.Send(offset, dest=rank)
+        offset[0] = 0
     else:
         sleep_until(lambda: comm.Iprobe(source=0))
-        for _ in range(ROUND_TRIPS):
-            comm.Recv(clock, source=0)
-            clock[0] = time.time_ns()
-            comm.Send(clock, dest=0)
+        measure_clock_offset_ns(partial(comm.Send, dest=0), partial(comm.Recv, source=0), False)
         comm.Recv(offset, source=0)
     sleep_until(comm.Ibarrier().Test)
     return offset[0]

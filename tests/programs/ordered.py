@@ -1,4 +1,4 @@
-"""A check's rank 0 has all ranks work, and in its own part waits, without MPI, until the others do."""
+"""A check's ranks take a step, in which rank 0 waits, without MPI, until the others have worked."""
 
 import sys
 import time
@@ -6,26 +6,22 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from mpiddp.check.rpc import RpcController, worker_loop
+from mpiddp.check.steps import Ranks
 
 comm, folder = MPI.COMM_WORLD.Dup(), Path(sys.argv[1])
 
 
-def work(deadline):
+def work(deadline, step):
     """Write a file; as rank 0 wait for those of the others."""
-    (folder / str(comm.rank)).touch()
-    while comm.rank == 0 and len(list(folder.iterdir())) < comm.size:
+    (folder / f"{step}-{comm.rank}").touch()
+    while comm.rank == 0 and len(list(folder.glob(f"{step}-*"))) < comm.size:
         if time.monotonic() > deadline:
             raise TimeoutError
         time.sleep(0.02)
     return True
 
 
-works = {"work": work}
-if comm.rank:
-    worker_loop(comm, works, 0.0)
-else:
-    controller = RpcController(comm, works, str)
-    answers = controller.call("work", dict.fromkeys(range(comm.size), ()), 10, "the work")
-    controller.dismiss()
-    assert answers == dict.fromkeys(range(comm.size), True), (answers, controller.lost)
+ranks = Ranks(comm)
+for number in range(2):
+    seen = ranks.step(work, dict.fromkeys(range(comm.size), (number,)), 10, "the work")
+    assert seen.done == {*range(comm.size)}, (seen, ranks.lost)

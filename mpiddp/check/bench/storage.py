@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from .timeouts import run_with_timeout
+from ...base.timeouts import run_with_timeout
 
 SHM = "/dev/shm"  # noqa: S108 (it is measured)
 FOLDER_TIMEOUT_S = 5.0  # in addition to the budget
@@ -27,7 +27,7 @@ TRANSFERS, FILES = 0.6, 0.4  # shares of the budget
 NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-class Folder(NamedTuple):
+class BenchmarkFolder(NamedTuple):
     """A folder: the prefix of its metrics, its path, its label, and whether denied write permission is a fault."""
 
     name: str
@@ -36,18 +36,18 @@ class Folder(NamedTuple):
     must_be_writable: bool = True
 
 
-def folders(environ: Mapping[str, str]) -> tuple[Folder, ...]:
+def folders(environ: Mapping[str, str]) -> tuple[BenchmarkFolder, ...]:
     """Return the folders of a node: /dev/shm, the folder for temporary files, the working directory.
 
     tempfile.gettempdir() would choose another folder if the first is full.
     """
     temporary = next((path for name in ("TMPDIR", "TEMP", "TMP") if (path := environ.get(name, ""))), "/tmp")  # noqa: S108
-    return (Folder("shm", SHM, SHM), Folder("tmp", temporary, temporary),
-            Folder("folder", ".", "the working directory", must_be_writable=False))
+    return (BenchmarkFolder("shm", SHM, SHM), BenchmarkFolder("tmp", temporary, temporary),
+            BenchmarkFolder("folder", ".", "the working directory", must_be_writable=False))
 
 
 def measure_folder(
-    folder: Folder, budget_s: float, timeout_s: float = FOLDER_TIMEOUT_S
+    folder: BenchmarkFolder, budget_s: float, timeout_s: float = FOLDER_TIMEOUT_S
 ) -> tuple[dict[str, float], list[str]]:
     """Return a folder's values by metric, and lines about its faults.
 
@@ -61,13 +61,13 @@ def measure_folder(
         return {}, _write_faults(folder, error)
 
 
-def _write_faults(folder: Folder, error: OSError) -> list[str]:
+def _write_faults(folder: BenchmarkFolder, error: OSError) -> list[str]:
     if error.errno in NOT_PERMITTED and not folder.must_be_writable:
         return []
     return [f"cannot write to {folder.label}: {error.strerror}"]
 
 
-def _measure_in_thread(folder: Folder, budget_s: float) -> tuple[dict[str, float], list[str]]:
+def _measure_in_thread(folder: BenchmarkFolder, budget_s: float) -> tuple[dict[str, float], list[str]]:
     status = os.statvfs(folder.path)
     size, free = float(status.f_frsize * status.f_blocks), float(status.f_frsize * status.f_bavail)
     values = {"shm": {"shm-size": size, "shm-free": free}, "tmp": {"tmp-free": free}}.get(folder.name, {})

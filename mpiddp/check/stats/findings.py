@@ -7,19 +7,19 @@ about links between nodes are in link_findings.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ...base.text import fold_hosts, format_ranges, join_names
 from .link_findings import expected_bandwidth, find_link_findings
-from .outliers import MIN_LOSS, Score, best, median, score_all, typical
+from .outliers import MIN_LOSS, Score, median, score_all, typical
 from .schema import (
     BANDWIDTH,
     CLOCK,
     LATENCY,
     LINK_METRICS,
     RANK_METRICS,
-    Finding,
+    CheckFinding,
     Link,
     Measurements,
     Metric,
@@ -31,7 +31,6 @@ from .schema import (
 from .text import count_text, format_ratio, format_size, format_value
 
 MIN_SAME_LINKS = 3  # nodes of a kind, to compare a link inside a node with the same link of the other nodes
-USE_HISTORY = "use --check-history to compare with earlier checks"
 SLOW_BACKEND = 0.5  # of MPI's bandwidth: below that, the backend probably uses another network
 GOOD_ALLREDUCE = 1 - MIN_LOSS  # of the links' bandwidth
 LARGE_ALLREDUCE = 2**20  # bytes, from which on the links and not the latency determine the time
@@ -41,31 +40,31 @@ BACKEND_HINTS = {
 }
 
 
-def find_all(measured: Measurements) -> list[Finding]:
+def find_all(measured: Measurements) -> list[CheckFinding]:
     """Return the findings, those with hosts to exclude first, the worst first."""
     nodes = Nodes(measured.ranks)
     findings = [*find_rank_findings(measured, nodes), *find_link_findings(measured, nodes)]
     if measured.incomplete_allreduce is not None:
         size, finished = measured.incomplete_allreduce
-        findings.append(Finding(Subject.JOB, f"all-reduce of {format_size(size)} completed on only {finished} of "
+        findings.append(CheckFinding(Subject.JOB, f"all-reduce of {format_size(size)} completed on only {finished} of "
                                 + count_text(len(measured.ranks), "rank"), (), ()))
     return sorted(findings, key=lambda finding: (not finding.hosts, finding.ratio, finding.nodes))
 
 
-def find_rank_findings(measured: Measurements, nodes: Nodes) -> list[Finding]:
+def find_rank_findings(measured: Measurements, nodes: Nodes) -> list[CheckFinding]:
     """Return the findings about ranks and nodes by themselves."""
     return [*find_reports(measured, nodes), *find_slow_ranks(measured, nodes), *find_wrong_clocks(measured, nodes),
             *find_slow_inside(measured, nodes), *find_unreachable_inside(measured, nodes)]
 
 
 def node_finding(nodes: Nodes, node: int, text: str, metric: str = "", ratio: float = 0.0,
-                 subject: Subject = Subject.NODE, label: str = "") -> Finding:
+                 subject: Subject = Subject.NODE, label: str = "") -> CheckFinding:
     """Return the finding about a node, or about a rank or link of it, which `label` names."""
-    return Finding(subject, f"{nodes.name(node)}{label}: {text}", nodes.hosts_to_exclude([node]), (node,), (), metric,
-                   ratio)
+    return CheckFinding(subject, f"{nodes.name(node)}{label}: {text}", nodes.hosts_to_exclude([node]), (node,), (),
+                        metric, ratio)
 
 
-def find_reports(measured: Measurements, nodes: Nodes) -> list[Finding]:
+def find_reports(measured: Measurements, nodes: Nodes) -> list[CheckFinding]:
     """Return the faults that ranks report, and the lost ranks; each line of a node once.
 
     A report of most nodes, such as one about a shared folder, is no reason to exclude one of them.
@@ -77,13 +76,13 @@ def find_reports(measured: Measurements, nodes: Nodes) -> list[Finding]:
     for line, reporting in group_pairs(reports).items():
         if len(reporting) > max(1, len(nodes.ranks) // 2) and line not in measured.lost.values():
             text = f"{count_text(len(reporting), 'node')}: {line}"
-            findings.append(Finding(Subject.NODE, text, (), tuple(reporting)))
+            findings.append(CheckFinding(Subject.NODE, text, (), tuple(reporting)))
         else:
             findings += [node_finding(nodes, node, line) for node in reporting]
     return findings
 
 
-def find_slow_ranks(measured: Measurements, nodes: Nodes) -> list[Finding]:
+def find_slow_ranks(measured: Measurements, nodes: Nodes) -> list[CheckFinding]:
     """Return the findings of RANK_METRICS: about a node if all its ranks are outliers, else about ranks."""
     findings = []
     has_small_shm: set[int] = set()  # nodes on which /dev/shm has little free space because of its size
@@ -119,7 +118,7 @@ def _describe_ranks(metric: Metric, scores: Sequence[Score]) -> tuple[str, float
     return f"{metric.label} is {metric.format(value)}, {metric.format(peer_median)} on {others}", ratio
 
 
-def find_wrong_clocks(measured: Measurements, nodes: Nodes) -> list[Finding]:
+def find_wrong_clocks(measured: Measurements, nodes: Nodes) -> list[CheckFinding]:
     """Return the nodes whose clock differs from the others' median; of two nodes, either may be the wrong one."""
     clocks = {measured.ranks[rank].node: passes[0] for rank, passes in measured.by_rank.get(CLOCK, {}).items()}
     if len(clocks) < 2:
@@ -137,7 +136,7 @@ def find_wrong_clocks(measured: Measurements, nodes: Nodes) -> list[Finding]:
     return findings
 
 
-def find_slow_inside(measured: Measurements, nodes: Nodes) -> list[Finding]:
+def find_slow_inside(measured: Measurements, nodes: Nodes) -> list[CheckFinding]:
     """Return the findings about links inside nodes: about the node if more than half of them are outliers."""
     findings = []
     for name, links in measured.inside_links.items():
@@ -181,7 +180,7 @@ def _score_inside(
             score_all(LINK_METRICS[name], {link: links[link] for link in members}).items()}
 
 
-def find_unreachable_inside(measured: Measurements, nodes: Nodes) -> list[Finding]:
+def find_unreachable_inside(measured: Measurements, nodes: Nodes) -> list[CheckFinding]:
     """Return the nodes with unreachable pairs of ranks: a single pair, those of one rank, or several."""
     findings = []
     by_node = group_pairs((measured.ranks[pair[0]].node, pair) for pair in sorted(measured.unreachable_inside))
@@ -201,72 +200,32 @@ def _rank_label(rank: int, measured: Measurements) -> str:
 
 def notes(measured: Measurements, backend: str) -> list[str]:
     """Return the notes."""
-    return [note_claims(measured), *note_missing_peers(measured), *note_mpi(measured, backend),
-            *note_gloo_allreduce(measured, backend)]
-
-
-def note_claims(measured: Measurements) -> str:
-    """Return a line with the results beside the hardware's peak rates: without outliers, all nodes may be slow.
-
-    If ranks or links have different peak rates, the line shows those with the lowest share.
-    """
-    parts = []
-    for name, metric in ((BANDWIDTH, LINK_METRICS[BANDWIDTH]), *RANK_METRICS.items()):
-        if by_claim := group_pairs(_claimed_values(name, metric, measured)):
-            share, claim, value = min((median(values) / claim, claim, median(values))
-                                      for claim, values in by_claim.items())
-            label = "links" if name == BANDWIDTH else metric.label + " of a node" * (name == "memory")
-            parts.append(f"{label} {metric.format(value)} of {metric.format(claim)} ({format_ratio(share)})")
-    return f"share of hardware peak rates: {', '.join(parts)}" if parts else (
-        "the peak rates of this hardware are unknown: results are compared only with each other")
-
-
-def _claimed_values(name: str, metric: Metric, measured: Measurements) -> Iterator[tuple[float, float]]:
-    """Yield the peak rate and the best pass of each link, rank or node.
-
-    A link has the peak rate of its slower end. The peak rate of the host memory is the node's: the values of its ranks,
-    which measure at the same time, are added.
-    """
-    of_ranks = {rank: claims[name] for rank, claims in measured.claims.items() if name in claims}
-    of_nodes = {measured.ranks[rank].node: claim for rank, claim in of_ranks.items()}
-    if name in LINK_METRICS:
-        for link, passes in measured.links.get(name, {}).items():
-            if passes and of_nodes.keys() >= {*link}:
-                yield min(of_nodes[node] for node in link), best(metric, passes)
-        return
-    values = {rank: best(metric, passes) for rank, passes in measured.by_rank.get(name, {}).items() if passes}
-    if name == "memory":
-        for node, ranks in Nodes(measured.ranks).ranks.items():
-            if node in of_nodes and values.keys() >= {*ranks}:
-                yield of_nodes[node], sum(values[rank] for rank in ranks)
-        return
-    for rank in values.keys() & of_ranks.keys():
-        yield of_ranks[rank], values[rank]
+    return [*note_missing_peers(measured), *note_mpi(measured, backend), *note_gloo_allreduce(measured, backend)]
 
 
 def note_missing_peers(measured: Measurements) -> list[str]:
-    """Return lines about ranks and nodes that have no peers, and how to compare them anyway."""
+    """Return lines about ranks and nodes that have no peers."""
     nodes = Nodes(measured.ranks)
     if len(measured.ranks) == 1:
-        return [f"only one rank: there is nothing to compare it with; {USE_HISTORY}"]
+        return ["only one rank: there is nothing to compare it with"]
     lines = []
     kinds = Counter(info.kind for info in measured.ranks)
     unique_ranks = [f"rank {rank} ({info.kind or info.device})" for rank, info in enumerate(measured.ranks)
                     if kinds[info.kind] == 1]
     if unique_ranks and len(kinds) > 1:
-        lines.append(f"no other rank of the same kind to compare with: {join_names(unique_ranks)}; {USE_HISTORY}")
+        lines.append(f"no other rank of the same kind to compare with: {join_names(unique_ranks)}")
     if len(nodes.ranks) == 1:
         return [*lines, ("only one node: its ranks are compared with each other, but there is no other node to compare "
-                         f"it with; {USE_HISTORY}")]
+                         "it with")]
     if len(nodes.ranks) == 2 and measured.links:
-        return [*lines, f"only two nodes: a link that is slow in both directions is not detected; {USE_HISTORY}"]
+        return [*lines, "only two nodes: a link that is slow in both directions is not detected"]
     node_kinds = Counter(nodes.kinds.values())
     unique_nodes = [node for node, kind in nodes.kinds.items() if node_kinds[kind] == 1]
     if unique_nodes and len(node_kinds) > 1:
         hosts = nodes.hosts_to_exclude(unique_nodes)
         label = fold_hosts(hosts) if len(hosts) == len(unique_nodes) else f"nodes {format_ranges(unique_nodes)}"
         lines.append("no other node with the same devices and number of ranks to compare with: "
-                     f"{label}; {USE_HISTORY}")
+                     f"{label}")
     return lines
 
 

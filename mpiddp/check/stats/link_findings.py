@@ -13,7 +13,7 @@ from .schema import (
     LATENCY,
     LINK_METRICS,
     RETRANSMITS,
-    Finding,
+    CheckFinding,
     Link,
     Measurements,
     Metric,
@@ -25,7 +25,7 @@ from .schema import (
 from .text import count_text, format_ratio
 from .tournament import cut_off_members, main_component, partners_of
 
-SUSPECT_QUANTILE, NODE_QUANTILE = 0.25, 0.5  # of a node's links, best first: see find_outliers()
+SUSPECT_QUANTILE, NODE_QUANTILE = 0.25, 0.5  # of a node's links, best first: see find_link_outliers()
 
 
 class Role(IntEnum):
@@ -38,20 +38,20 @@ class Role(IntEnum):
 NodeScores = dict[int, dict[Role, tuple[Score, int]]]  # by node and role; the number is that of the links judged
 
 
-def find_link_findings(measured: Measurements, nodes: Nodes) -> list[Finding]:
+def find_link_findings(measured: Measurements, nodes: Nodes) -> list[CheckFinding]:
     """Return the findings about links between nodes.
 
     Links of a node with a finding of its own are omitted: excluding the node removes them.
     """
-    findings = find_unreachable(measured, nodes)
+    findings = find_unreachable_nodes(measured, nodes)
     for name, values in measured.links.items():
         if links := {link: passes for link, passes in values.items() if passes}:
-            findings += _describe_outliers(name, *find_outliers(name, links, nodes), links, nodes)
+            findings += _describe_outliers(name, *find_link_outliers(name, links, nodes), links, nodes)
     blamed = {node for finding in findings if finding.subject != Subject.LINK for node in finding.nodes}
     return [finding for finding in findings if finding.subject != Subject.LINK or not blamed & {*finding.nodes}]
 
 
-def find_unreachable(measured: Measurements, nodes: Nodes) -> list[Finding]:
+def find_unreachable_nodes(measured: Measurements, nodes: Nodes) -> list[CheckFinding]:
     """Return the findings about unreachable pairs: nodes that are cut off, else links."""
     met = {(min(link), max(link)) for links in measured.links.values() for link, passes in links.items() if passes}
     failed = partners_of(measured.unreachable)
@@ -59,19 +59,19 @@ def find_unreachable(measured: Measurements, nodes: Nodes) -> list[Finding]:
     several = {node for node, partners in failed.items() if len(partners) > 1}
     if several and not main_component(met, count):
         text = f"{count_text(len(several), 'node')} cannot reach each other"
-        return [Finding(Subject.NODE, text, (), tuple(sorted(several)))]
+        return [CheckFinding(Subject.NODE, text, (), tuple(sorted(several)))]
     cut_off = cut_off_members(met, measured.unreachable, count)
     findings = []
     for node in sorted(cut_off):
         text = f"{nodes.name(node)}: cannot reach {count_text(len(failed[node]), 'other node')}"
-        findings.append(Finding(Subject.NODE, text, nodes.hosts_to_exclude([node]), (node,)))
+        findings.append(CheckFinding(Subject.NODE, text, nodes.hosts_to_exclude([node]), (node,)))
     for pair in sorted(pair for pair in measured.unreachable if not cut_off & {*pair}):
         text = f"{nodes.name(pair[0])} and {nodes.name(pair[1])} cannot reach each other"
-        findings.append(Finding(Subject.LINK, text, (), pair, (pair, pair[::-1])))
+        findings.append(CheckFinding(Subject.LINK, text, (), pair, (pair, pair[::-1])))
     return findings
 
 
-def find_outliers(name: str, links: Mapping[Link, Passes], nodes: Nodes) -> tuple[NodeScores, dict[Link, Score]]:
+def find_link_outliers(name: str, links: Mapping[Link, Passes], nodes: Nodes) -> tuple[NodeScores, dict[Link, Score]]:
     """Return the nodes that are outliers in a metric, and the outliers among the links of the other nodes.
 
     A node is judged by the median of its links to nodes that are not suspected. It is suspected by the best quarter of
@@ -124,7 +124,7 @@ def by_node(metric: Metric, links: Mapping[Link, Passes], role: Role, quantile: 
 
 def _describe_outliers(
     name: str, bad: NodeScores, bad_links: Mapping[Link, Score], links: Mapping[Link, Passes], nodes: Nodes
-) -> list[Finding]:
+) -> list[CheckFinding]:
     """Return the findings of a metric: switches with a majority of outliers, then other nodes, then links."""
     remaining = dict(bad)
     switches = nodes.by_switch()
@@ -146,7 +146,7 @@ def _describe_outliers(
 def _node_finding(
     subject: Subject, label: str, name: str, members: NodeScores, hosts: tuple[str, ...],
     links: Mapping[Link, Passes],
-) -> Finding:
+) -> CheckFinding:
     """Return the finding about a node, or about the nodes of a switch, with their roles."""
     scores = [(role, score, count) for by_role in members.values() for role, (score, count) in by_role.items()]
     roles = sorted({role for role, _, _ in scores})
@@ -163,11 +163,11 @@ def _node_finding(
         other = f", {Role(1 - roles[0]).name.lower()} normally" if len(roles) == 1 else ""
         text = f"{verbs} at {format_ratio(ratio)} of the median ({pairs}){other}"
     affected = tuple(link for link in links if any(link[role] in members for role in roles))
-    return Finding(subject, f"{label}: {text}", hosts, tuple(members), affected, name,
+    return CheckFinding(subject, f"{label}: {text}", hosts, tuple(members), affected, name,
                    min(score.ratio for _, score, _ in scores))
 
 
-def _link_finding(name: str, link: Link, score: Score, nodes: Nodes) -> Finding:
+def _link_finding(name: str, link: Link, score: Score, nodes: Nodes) -> CheckFinding:
     first, second = (nodes.name(node) for node in link)
     metric = LINK_METRICS[name]
     value, peer_median = metric.format(score.value), metric.format(score.peer_median)
@@ -180,7 +180,8 @@ def _link_finding(name: str, link: Link, score: Score, nodes: Nodes) -> Finding:
         text = f"{first} to {second}: {value} of the TCP segments were lost"
     else:
         text = f"{first} to {second}: at {format_ratio(score.ratio)} of the median of {count_text(score.peers, 'link')}"
-    return Finding(Subject.LINK, text, (), link, (link, link[::-1]) if name == LATENCY else (link,), name, score.ratio)
+    affected = (link, link[::-1]) if name == LATENCY else (link,)
+    return CheckFinding(Subject.LINK, text, (), link, affected, name, score.ratio)
 
 
 def expected_bandwidth(measured: Measurements) -> float | None:

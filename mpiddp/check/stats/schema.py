@@ -69,7 +69,7 @@ RANK_METRICS = {
     "clock": Metric("clock offset", "s", False, min_difference=0.1),  # from rank 0's, ahead or behind
     "import": Metric("import of torch", "s", False, min_loss=0.5, min_difference=5.0),
 }
-BANDWIDTH, LATENCY, RETRANSMITS, CLOCK = "large", "latency", "resent", "clock"  # also in files
+BANDWIDTH, LATENCY, RETRANSMITS, CLOCK = "bandwidth", "latency", "retransmits", "clock"  # also in the JSON file
 LINK_METRICS = {
     LATENCY: Metric("latency", "s", False, min_loss=0.5, min_difference=1e-5),  # one value for both directions
     BANDWIDTH: Metric("bandwidth", "B/s"),
@@ -103,7 +103,6 @@ class Measurements(NamedTuple):
     - `reports`: by rank, lines about faults, such as a device's errors
     - `lost`: by rank that did not reply in time, a line that says so
     - `allreduce`: by size in bytes of an all-reduce over all ranks, its best time in seconds
-    - `claims`: by rank and metric, the peak rate of its hardware
     - `unreachable`, `unreachable_inside`: pairs of nodes, or of ranks of a node, that reply to rank 0 but cannot reach
       each other
     - `incomplete_allreduce`: size in bytes of an all-reduce that timed out, and how many ranks completed it
@@ -117,7 +116,6 @@ class Measurements(NamedTuple):
     reports: dict[int, list[str]]
     lost: dict[int, str]
     allreduce: dict[int, float]
-    claims: dict[int, dict[str, float]]
     unreachable: frozenset[Link] = frozenset()
     unreachable_inside: frozenset[Link] = frozenset()
     incomplete_allreduce: tuple[int, int] | None = None
@@ -132,7 +130,7 @@ class Measurements(NamedTuple):
 
 def no_measurements(ranks: tuple[RankInfo, ...]) -> Measurements:
     """Return empty measurements of these ranks."""
-    return Measurements(ranks, {}, {}, {}, {}, {}, {}, {}, {})
+    return Measurements(ranks, {}, {}, {}, {}, {}, {}, {})
 
 
 class Subject(TextEnum):
@@ -145,7 +143,7 @@ class Subject(TextEnum):
     JOB = "job"
 
 
-class Finding(NamedTuple):
+class CheckFinding(NamedTuple):
     """An outlier or a fault: a line for the user, the hosts to exclude for it, and the nodes and links affected.
 
     `ratio` is 1 for a value as good as its peers', 0.5 for half the bandwidth or twice the latency.

@@ -1,4 +1,4 @@
-"""The schedule of link benchmarks between nodes, or ranks of a node: rounds, turns, and who is given up."""
+"""The schedule of link benchmarks between nodes, or ranks of a node: rounds and turns."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 FULL_MESH_MAX = 64  # members; of more, each meets only some
-MAX_FAILED_PARTNERS = 3  # before a member is given up
-MAX_FAILING_TURNS = 12  # turns with a failed meeting, before the limit above applies to all members
+MAX_FAILED_PARTNERS = 5  # of a member, which then meets no others
 
 Pair = tuple[int, int]
 Item = TypeVar("Item")
@@ -48,7 +47,7 @@ def _circle_round(even: int, number: int) -> list[Pair]:
 def shuffled_tournament(count: int, pass_number: int) -> list[list[Pair]]:
     """Return the rounds of a tournament in a different order for each pass.
 
-    Nodes that fail together are often neighbours, as in a rack: a node that always meets them first would be given up.
+    Nodes that fail together are often neighbours, as in a rack: a node that met them first would meet no others.
     """
     rounds = tournament(count)
     random.Random(pass_number).shuffle(rounds)  # noqa: S311 — no secret
@@ -67,38 +66,13 @@ def split_into_turns(machines: Mapping[Item, Collection[str]]) -> list[list[Item
     return [members for _, members in turns]
 
 
-class MeetingLog:
-    """Which of `count` members have met, and `unreachable` pairs: their meeting failed, but both reply to rank 0.
+def can_meet(pair: Pair, unreachable: Collection[Pair]) -> bool:
+    """Return whether a pair may meet: it has not failed, and neither member has failed with MAX_FAILED_PARTNERS.
 
-    A failed meeting takes long, so members that fail often are given up. cut_off_members() decides whom to blame.
+    A failed meeting takes as long as its timeout. cut_off_members() decides whom to blame.
     """
-
-    def __init__(self, count: int) -> None:
-        self._count, self._failing_turns = count, 0
-        self._met: set[Pair] = set()
-        self._given_up: set[int] = set()
-        self.unreachable: set[Pair] = set()
-
-    def can_meet(self, pair: Pair) -> bool:
-        """Return whether a pair may meet: it has not failed yet, and neither member is given up."""
-        return pair not in self.unreachable and not self._given_up & {*pair}
-
-    def record(self, met: Iterable[Pair], failed: Collection[Pair]) -> None:
-        """Add the meetings of a turn, and give up members with MAX_FAILED_PARTNERS.
-
-        They are given up if they are outside of the main component and failed with a member of it, or if no members
-        have met. Given-up partners do not count: bad partners do not make a good member bad. After MAX_FAILING_TURNS
-        all members with so many failed partners are given up.
-        """
-        self._met.update(met)
-        self.unreachable.update(failed)
-        self._failing_turns += bool(failed)
-        is_over = self._failing_turns >= MAX_FAILING_TURNS
-        failures = partners_of(pair for pair in self.unreachable if is_over or not self._given_up & {*pair})
-        candidates = {member for member, partners in failures.items() if len(partners) >= MAX_FAILED_PARTNERS}
-        main = main_component(self._met, self._count) if candidates else set()
-        self._given_up.update(member for member in candidates if is_over or not self._met
-                              or (member not in main and failures[member] & main))
+    return pair not in unreachable and all(
+        sum(member in failed for failed in unreachable) < MAX_FAILED_PARTNERS for member in pair)
 
 
 def cut_off_members(met: Collection[Pair], failed: Iterable[Pair], count: int) -> set[int]:

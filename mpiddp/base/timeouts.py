@@ -1,0 +1,34 @@
+"""Run work that may hang in a thread, which is abandoned at a timeout."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+def run_with_timeout(limit_s: float, work: Callable[[], Result]) -> Result:
+    """Return the result of `work`, or raise its error; raise TimeoutError if it takes longer."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome[:] = (True, work())
+        except BaseException as error:
+            outcome[:] = (False, error)
+
+    thread = threading.Thread(target=run, daemon=True, name="mpiddp-timeout")
+    thread.start()
+    thread.join(limit_s)
+    if not outcome:
+        raise TimeoutError
+    has_returned, result = outcome
+    try:
+        if not has_returned:
+            raise result
+        return result  # type: ignore[no-any-return]
+    finally:
+        outcome.clear()  # breaks the cycle of an error and this frame, so that memory held by `work` is freed now
+        del result
