@@ -1,22 +1,19 @@
 """Measurements of checks that never were: fabrics of any size, with nodes and links that are slow.
 
-    python -m tests.fabrics FOLDER
+    python -m tests.fabrics
 
-draws the pictures of the check's README.
+prints their tables.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
-from pathlib import Path
 from typing import NamedTuple
 
-from mpiddp.base.text import fold_hosts
-from mpiddp.check import PASSES, drawing, table
+from mpiddp.check import PASSES, table
 from mpiddp.check.stats import findings as all_findings
-from mpiddp.check.stats.schema import Finding, Measurements, RankInfo, no_measurements
+from mpiddp.check.stats.schema import CheckFinding, Measurements, RankInfo, no_measurements
 from mpiddp.check.stats.tournament import tournament
 
 GPU, CPU = "NVIDIA H100 80GB HBM3", "12 cores of AMD EPYC 7763"
@@ -57,22 +54,22 @@ def fabric(nodes: int, local: int = 8, faults: Faults = NONE, gpus: bool = True,
     share = {way: min(faults.sends.get(way[0], 1), faults.receives.get(way[1], 1), faults.links.get(way, 1))
              for way in met}
     ways: dict[str, dict[tuple[int, int], list[float]]] = {
-        "large": {way: passes(usual * share[way]) for way in met}, "latency": {}}
+        "bandwidth": {way: passes(usual * share[way]) for way in met}, "latency": {}}
     for one, two in met:
         ways["latency"][one, two] = ways["latency"].get((two, one)) or passes(4e-6 if gpus else 4e-5)
-    inside = {"large": {(node * local + one, node * local + two): passes(3e11 if gpus else 6e9) for node in range(nodes)
-                        for one in range(local) for two in range(local) if one != two}} if local <= 8 else {}
+    inside = {"bandwidth": {
+        (node * local + one, node * local + two): passes(3e11 if gpus else 6e9) for node in range(nodes)
+        for one in range(local) for two in range(local) if one != two}} if local <= 8 else {}
     slowest = usual * min([1.0, *faults.sends.values(), *faults.receives.values()])
     total = len(ranks)
     reduced = {size: passes(2 * math.log2(total) * 8e-6 + size * 2 * (total - 1) / total / (0.93 * slowest))[0]
                for size in REDUCED if total > 1}
     links = ways if nodes > 1 else {}
-    claims = {rank: {"large": 2.5e10, "matrix": 9.89e14} for rank in range(total)} if gpus else {}
     return no_measurements(ranks)._replace(
-        by_rank=own, links=links, inside_links=inside, mpi_links=links, allreduce=reduced, claims=claims)
+        by_rank=own, links=links, inside_links=inside, mpi_links=links, allreduce=reduced)
 
 
-def found(figures: Measurements) -> tuple[list[Finding], list[str]]:
+def found(figures: Measurements) -> tuple[list[CheckFinding], list[str]]:
     """Return the verdict on figures, and its notes."""
     return all_findings.find_all(figures), all_findings.notes(figures, "nccl")
 
@@ -91,20 +88,10 @@ def many(nodes: int) -> Measurements:
                                    matrix={hot * 8 + 5: 0.7}), seed=nodes)
 
 
-PICTURES = {"three": three, "sixty-four": lambda: many(64), "two-hundred": lambda: many(256)}
-
-
 def main() -> None:
-    """Draw the pictures, and print the tables."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
-    for name, make in PICTURES.items():
-        figures = make()
-        findings, notes = found(figures)
-        print("\n".join([*table.render(figures, findings, notes), ""]))
-        title = f"{len(figures.ranks):,} ranks on {fold_hosts(who.host for who in figures.ranks)}"
-        drawing.write_picture(str(folder / f"{name}.png"), figures, findings, title)
+    """Print the tables."""
+    for figures in (three(), many(64), many(256)):
+        print("\n".join([*table.render(figures, *found(figures)), ""]))
 
 
 if __name__ == "__main__":

@@ -1,47 +1,40 @@
-"""The output of a check: the table, the picture and the files, from made-up measurements."""
+"""The output of a check: the table and the files, from made-up measurements."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
-from mpiddp.check import command, drawing, report
-from mpiddp.check.stats.schema import Finding, RankInfo, Subject, no_measurements
+from mpiddp.check import command, report
+from mpiddp.check.stats.schema import CheckFinding, RankInfo, Subject, no_measurements
 from mpiddp.check.stats.text import three_digits
 from mpiddp.check.table import MAX_LINES, MAX_WIDTH, render
 from mpiddp.systems import schedulers
 from tests import processes
-from tests.fabrics import Faults, fabric, found, many, three
+from tests.fabrics import fabric, found, many, three
 from tests.messages import message
 from tests.support import PROGRAMS, ROOT, check, first_of, need, on_path
-
-MATPLOTLIB = [] if importlib.util.find_spec("matplotlib") else ["the package matplotlib"]
-LARGEST_SVG = 1_000_000  # bytes
-DRAWS = pytest.mark.process  # matplotlib asks fc-list for the fonts, once on each machine
 
 
 def names(count: int) -> list[str]:
     return [f"n{node:03}: slow" for node in range(count)]
 
 
-def senders(count: int) -> list[Finding]:
+def senders(count: int) -> list[CheckFinding]:
     """Return findings of the first nodes, each of which sends slowly to the last one."""
-    return [Finding(Subject.NODE, words, (f"n{node:03}",), (node,), ((node, 63),), "large", 0.5)
+    return [CheckFinding(Subject.NODE, words, (f"n{node:03}",), (node,), ((node, 63),), "bandwidth", 0.5)
             for node, words in enumerate(names(count))]
 
 
 @pytest.mark.parametrize("nodes", first_of([1, 2, 3, 64, 256, 1024], 5))
 def test_a_table_is_small_at_any_size(nodes: int) -> None:
     figures = fabric(nodes, 8, seed=nodes)
-    odd = [Finding(Subject.NODE, f"n{node}: sends slowly", (figures.ranks[node * 8].host,), (node,), ((node, 0),),
-                   "large") for node in range(1, nodes)]
+    odd = [CheckFinding(Subject.NODE, f"n{node}: sends slowly", (figures.ranks[node * 8].host,), (node,), ((node, 0),),
+                   "bandwidth") for node in range(1, nodes)]
     for findings in ([], odd[:1], odd):
         shown = render(figures, findings, ["a note " * 40] * 9)
         assert len(shown) <= MAX_LINES
@@ -86,13 +79,13 @@ def test_more_hosts_than_a_line_takes_are_counted() -> None:
 
 def test_nodes_behind_an_odd_switch_share_a_row() -> None:
     nodes, links = tuple(range(16)), tuple((node, 40) for node in range(16))
-    odd = Finding(Subject.SWITCH, "switch s1: slow", (), nodes, links, "large")
+    odd = CheckFinding(Subject.SWITCH, "switch s1: slow", (), nodes, links, "bandwidth")
     rows = [line.split() for line in render(fabric(64), [odd], []) if line.startswith("n[")]
     assert [row[0] for row in rows] == ["n[000-015]", "n[016-063]"]
 
 
 def test_a_finding_without_a_column_marks_the_host() -> None:
-    odd = Finding(Subject.NODE, "n002: its clock is 3 s ahead", ("n002",), (2,), (), "clock")
+    odd = CheckFinding(Subject.NODE, "n002: its clock is 3 s ahead", ("n002",), (2,), (), "clock")
     assert any(line.startswith("n002* ") for line in render(fabric(3), [odd], []))
 
 
@@ -122,59 +115,8 @@ def test_numbers_have_three_digits() -> None:
         "0.000", "0.0012", "0.012", "1.20", "13.2", "312", "1,000", "1,840"]
 
 
-@DRAWS
-@pytest.mark.parametrize("nodes", first_of([1, 2, 3, 24, 64, 256], 4))
-def test_a_picture_is_well_formed_and_small(nodes: int, tmp_path: Path) -> None:
-    need(MATPLOTLIB)
-    figures = many(nodes) if nodes > 3 else fabric(nodes, 2, Faults(sends={1: 0.4}), seed=3)
-    findings, _ = found(figures)
-    drawing.write_picture(str(tmp_path / "check.svg"), figures, findings, "a title <&>")
-    text = (tmp_path / "check.svg").read_text()
-    words = "\n".join("".join(one.itertext()) for one in ElementTree.fromstring(text).iter())
-    assert "a title <&>" in words
-    assert len(text) < LARGEST_SVG
-    for host in {figures.ranks[one * len(figures.ranks) // nodes].host for odd in findings for one in odd.nodes}:
-        assert host in words.split("\n"), host  # at the map, besides in a finding
-
-
-@DRAWS
-def test_a_picture_of_nodes_alone_says_what_it_lacks(tmp_path: Path) -> None:
-    need(MATPLOTLIB)
-    figures = fabric(3)._replace(links={}, inside_links={}, allreduce={})
-    drawing.write_picture(str(tmp_path / "a.svg"), figures, [], "three")
-    assert message("check/no_links_drawn") in (tmp_path / "a.svg").read_text()
-
-
-@DRAWS
-def test_the_suffix_says_the_format(tmp_path: Path) -> None:
-    need(MATPLOTLIB)
-    for name, begin in (("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a", b"<?xml")):
-        drawing.write_picture(str(tmp_path / name), three(), [], "three")
-        assert (tmp_path / name).read_bytes().startswith(begin)
-
-
 def test_variables_are_a_checks_defaults() -> None:
-    environ = {"MPIDDP_CHECK_HISTORY": "/tmp/history", "MPIDDP_SHARE_GPUS": "1"}
-    given, config = command.parse_arguments([], environ)
-    assert given.history == "/tmp/history"
-    assert config.share_gpus
-    assert command.parse_arguments(["--check-history", "/mine"], environ)[0].history == "/mine"
-
-
-@pytest.mark.light
-@pytest.mark.process
-def test_a_check_without_a_picture_needs_no_matplotlib() -> None:
-    code = ("import sys; import mpiddp.check.drawing, mpiddp.check.table, mpiddp.check.report;"
-            "sys.exit('matplotlib' in sys.modules)")
-    env = {**os.environ, **on_path(ROOT)}
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, env=env).returncode == 0
-
-
-def test_a_missing_matplotlib_is_the_callers_to_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match="matplotlib"):
-        drawing.write_picture(str(tmp_path / "a.svg"), three(), [], "three")
-    assert list(tmp_path.iterdir()) == []
+    assert command.parse_arguments([], {"MPIDDP_SHARE_GPUS": "1"})[1].share_gpus
 
 
 @pytest.mark.light
@@ -183,32 +125,26 @@ def test_a_folder_that_hangs_takes_its_files_and_not_the_table(tmp_path: Path) -
     """FUSE whose server never answers: the table is there, and each file is warned of by its name."""
     need(["root"] if os.geteuid() else ["/dev/fuse"] if not Path("/dev/fuse").exists() else [])
     program = """
-import sys, torch
-from types import SimpleNamespace
-from mpiddp.check import CheckOptions, history, report
+import sys
+from mpiddp.check import CheckOptions, report
 from tests.fabrics import three
-report.WRITE_TIMEOUT_S = report.DRAW_TIMEOUT_S = history.FOLDER_TIMEOUT_S = 0.5
-report.Controller = lambda *_: SimpleNamespace(compare_clocks=lambda: None, run_passes=lambda *_: three())
-env = SimpleNamespace(backend="gloo", device=torch.device("cpu"), world_size=3)
-files = (f"{sys.argv[1]}/{name}" for name in ("svg", "json", "past", "bad"))
-report.run_check(None, env, CheckOptions(False, False, *files), 9)
+report.WRITE_TIMEOUT_S = 0.5
+report.report(three(), "gloo", "gloo", CheckOptions(False, False, f"{sys.argv[1]}/json", f"{sys.argv[1]}/bad"))
 """
     done = processes.run("unshare", "--mount", sys.executable, str(PROGRAMS / "hung.py"), str(tmp_path), sys.executable,
                          "-c", program, str(tmp_path), timeout=60, env={**os.environ, **on_path(ROOT)})
     said = check(done).stderr.splitlines()
     assert message("check/exclude", option="--exclude=n001") in done.stdout
-    warnings = [message("check/history_hangs", file=tmp_path / "past", seconds=0.5),
-                *(message("check/file_not_written", file=tmp_path / name, seconds=0.5)
-                  for name in ("bad", "json", "svg"))]
+    warnings = [message("check/file_not_written", file=tmp_path / name, seconds=0.5) for name in ("bad", "json")]
     assert said == [f"mpiddp: warning: {warning}" for warning in warnings]
 
 
 def test_the_file_has_units_in_its_names() -> None:
     written = report.as_json(three(), *found(three()))
-    assert written["own"]["matrix_flop_per_s"][0]["rank"] == 0
-    assert written["ways"]["latency_s"][0].keys() == {"from", "to", "values"}
+    assert written["by_rank"]["matrix_flop_per_s"][0]["rank"] == 0
+    assert written["links"]["latency_s"][0].keys() == {"from", "to", "values"}
     assert written["all_reduce"][0].keys() == {"size_bytes", "time_s"}
     assert written["findings"][0]["hosts"] == ("n001",)
-    assert written["findings"][0].keys() == {"subject", "words", "hosts", "nodes", "ways", "quantity", "ratio"}
+    assert written["findings"][0].keys() == {"subject", "text", "hosts", "nodes", "links", "metric", "ratio"}
     assert json.loads(json.dumps(written))["ranks"][0]["host"] == "n000"
     assert written["versions"].keys() >= {"mpiddp", "python", "torch"}

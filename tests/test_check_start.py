@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,9 +13,9 @@ import pytest
 
 from mpiddp.base.config import CheckMode, LaunchConfig, Script
 from mpiddp.base.errors import LaunchError
-from mpiddp.check import PASSES, history, preflight
+from mpiddp.check import PASSES, preflight
 from mpiddp.check.bench.rank import RankResult
-from mpiddp.check.stats.schema import Finding, Measurements, RankInfo, Subject, no_measurements
+from mpiddp.check.stats.schema import CheckFinding, RankInfo, Subject
 from mpiddp.cli import read_config
 from tests import processes
 from tests.cgroups import quota
@@ -36,7 +35,6 @@ from tests.support import (
     mpiexec_command,
     need,
     noise,
-    on_path,
     single_node_environ,
 )
 
@@ -45,15 +43,8 @@ COST_S = 2.0
 KIND = "1 core of X"
 
 
-def measured(*hosts: str, **own: Sequence[float]) -> Measurements:
-    """Return measurements of one rank a node, the same in all passes."""
-    ranks = tuple(RankInfo(host, node, 0, "cpu", KIND) for node, host in enumerate(hosts))
-    return no_measurements(ranks)._replace(by_rank={name: {rank: [value] * PASSES for rank, value in enumerate(some)}
-                                      for name, some in own.items()})
-
-
-def finding(host: str, quantity: str = "matrix", words: str = "") -> Finding:
-    return Finding(Subject.NODE, words, (host,), (0,), (), quantity, 0.7)
+def finding(host: str, quantity: str = "matrix", words: str = "") -> CheckFinding:
+    return CheckFinding(Subject.NODE, words, (host,), (0,), (), quantity, 0.7)
 
 
 def one_rank_in(group: Path, mpi: Mpi, *arguments: object) -> Done:
@@ -80,7 +71,6 @@ def test_the_option(arguments: list[str], environ: dict[str, str], mode: str) ->
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--check=hard", "t.py"], "must be warn, strict or 0, got 'hard'"),
-    (["--check-history", "f", "t.py"], "--check-history needs --check"),
 ])
 def test_wrong_options(arguments: list[str], words: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=re.escape(words)):
@@ -95,20 +85,12 @@ def test_ranks_have_to_have_the_same(quick: Mpi) -> None:
     assert "options-differ\n  found    check is not set on rank 0, but warn on rank 1" in done.stderr
 
 
-@pytest.fixture(scope="module")
-def first_check(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
-    """Return what a check of two ranks said, and the folder of its trace and of the history that it began."""
-    folder = tmp_path_factory.mktemp("first")
-    options = ("--check-history", folder / "checks.jsonl", "--trace", folder / "trace.json")
-    return mpiexec(MPIS["mpich"], 2, "--check", *options, HELLO), folder
-
-
 @pytest.mark.alone
-def test_where_nothing_is_odd_nothing_is_said(first_check: tuple[Done, Path]) -> None:
-    done, folder = first_check
+def test_where_nothing_is_odd_nothing_is_said(tmp_path: Path) -> None:
+    done = mpiexec(MPIS["mpich"], 2, "--check", "--trace", tmp_path / "trace.json", HELLO)
     check_hello(done, 2)
     assert [line for line in noise(done) if "warning" in line or "cannot" in line] == []
-    assert spent_s(folder / "trace.json") < COST_S
+    assert spent_s(tmp_path / "trace.json") < COST_S
 
 
 def spent_s(trace: Path) -> float:
@@ -166,99 +148,6 @@ def test_a_full_folder_is_refused(quick: Mpi, tmp_path: Path) -> None:
     small = message("check/folder_small", folder=full, size="32 MiB")
     said = f"cannot start: bad-node\n  found    {os.uname().nodename}: {small}\n"
     assert done.stderr.count(said) == 1, done.stderr
-
-
-@pytest.mark.alone
-def test_a_second_start_compares_with_the_first(quick: Mpi, first_check: tuple[Done, Path], tmp_path: Path) -> None:
-    """Figures of ten former checks, four times as good as this node is."""
-    file, history_of_one = tmp_path / "checks.jsonl", first_check[1] / "checks.jsonl"
-    first = json.loads(history_of_one.read_text())
-    assert first["host"] == os.uname().nodename and first["values"]["matrix"] > 1e9
-    assert re.fullmatch(r"2 x \d+ cores? of .+", first["kind"])
-    better = {**first, "values": {**first["values"], "matrix": 4 * first["values"]["matrix"]}}
-    file.write_text("".join(f"{json.dumps(better)}\n" for _ in range(10)) + "torn")
-    done = mpiexec(quick, 2, "--check", "--check-history", file, HELLO)
-    check_hello(done, 2)
-    warning = message("check/history_damaged", lines="1 damaged line", file=file)
-    assert f"mpiddp: warning: {warning}" in done.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith("mpiddp: warning: slow-node: ")]
-    slower = [own for line in said for own in find("check/slower_than_before", line, metric="matrix product")]
-    assert slower and float(slower[0]["ratio"]) < 0.7, done.stderr
-    assert len(history.read_entries(str(file), {os.uname().nodename})[0]) == 11
-
-
-@pytest.mark.thorough("test_a_folder_that_cannot_be_written_is_told")
-def test_a_history_that_cannot_be_written_is_said_once(quick: Mpi, tmp_path: Path) -> None:
-    done = check(mpiexec(quick, 2, "--check", "--check-history", tmp_path / "none" / "f", "-c", IS_LOADED))
-    assert done.stdout == "True\n" * 2
-    assert len(find("check/history_not_recorded", done.stderr, file=tmp_path / "none" / "f")) == 1, done.stderr
-
-
-def entry(host: str, at: float, kind: str = f"1 x {KIND}", **values: float) -> history.Entry:
-    return history.Entry(at, host, kind, values)
-
-
-def test_a_history_is_read_back(tmp_path: Path) -> None:
-    path = str(tmp_path / "f")
-    assert history.read_entries(path, {"n1"}) == ([], 0)
-    for at in range(6):
-        history.append_entries(path, [entry("n1", at, matrix=at), entry("n2", at, matrix=1.0)][: 1 if at > 3 else 2])
-    known, damaged = history.read_entries(path, {"n1", "n2"})
-    assert damaged == 0
-    assert [one.time for one in known if one.host == "n1"] == list(range(6))
-    assert len([one for one in known if one.host == "n2"]) == 4
-    assert {one.host for one in history.read_entries(path, {"n2"})[0]} == {"n2"}
-
-
-@pytest.mark.parametrize("damage", ['{"time": 1, "ho', "[]", "null", '{"time": 1}', "word\n",
-                                    '{"time": 1, "host": "a", "kind": "", "values": {"matrix": "x"}}\n',
-                                    *(f'{{"time": 1, "host": "a", "kind": "", "values": {{"matrix": {figure}}}}}\n'
-                                      for figure in ("1e999", "NaN", "-1", '"nan"')),
-                                    pytest.param('{"time": 1' + "0" * 400 + ', "host": "a", "kind": "", "values": {}}',
-                                                 id="a number too large"),
-                                    pytest.param("[" * 100_000 + "\n", id="too deep")])
-def test_a_damaged_line_is_left_out(tmp_path: Path, damage: str) -> None:
-    path = tmp_path / "f"
-    history.append_entries(str(path), [entry("n1", 1, matrix=1)])
-    with path.open("a") as file:
-        file.write(damage)
-    assert history.read_entries(str(path), {"n1", "a"}) == ([entry("n1", 1, matrix=1)], 1)
-    history.append_entries(str(path), [entry("n1", 2, matrix=2)])
-    assert history.read_entries(str(path), {"n1", "a"}) == ([entry("n1", 1, matrix=1), entry("n1", 2, matrix=2)], 1)
-
-
-@pytest.mark.light
-@pytest.mark.process
-def test_jobs_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
-    code = ("import sys; from mpiddp.check import history\nfor at in range(25):\n"
-            "    history.append_entries(sys.argv[1], [history.Entry(at, sys.argv[2], '', {})])")
-    env = {**os.environ, **on_path(ROOT)}
-    jobs = [processes.start([sys.executable, "-c", code, f"{tmp_path}/f", f"n{at}"], env) for at in range(3)]
-    assert [one.wait(60) for one in jobs] == [0, 0, 0]
-    known, damaged = history.read_entries(f"{tmp_path}/f", {"n0", "n1", "n2"})
-    assert damaged == 0 and len(known) == 75
-
-
-def test_entries_are_medians_over_a_node_in_its_best_pass() -> None:
-    ranks = tuple(RankInfo("n1", 0, at, "cpu", KIND) for at in range(3))
-    one = no_measurements(ranks)._replace(by_rank={"matrix": {0: [1.0, 4.0], 1: [2.0, 2.0], 2: [9.0, 9.0]},
-                                     "throttled": {0: [0.5, 0.1]}})
-    assert history.make_entries(one, 7.0) == [
-        history.Entry(7.0, "n1", f"3 x {KIND}", {"matrix": 4.0, "throttled": 0.1})]
-
-
-def test_a_host_is_accused_by_its_past_when_it_is_so_in_each_pass(tmp_path: Path) -> None:
-    """Figures of other ranks are no measure."""
-    path = str(tmp_path / "f")
-    history.append_entries(path, [entry("n1", at, matrix=100.0 + at % 3) for at in range(9)])
-    past = history.History(path, {"n1"})
-    now = measured("n1", matrix=[60.0])
-    assert [one.text for one in past.compare(now)] == [
-        message("check/slower_than_before", host="n1", metric="matrix product", ratio="0.59", checks=9)]
-    eight = now._replace(ranks=(RankInfo("n1", 0, 0, "cpu", "8 cores of X"),))
-    assert past.compare(eight) == []
-    now.by_rank["matrix"][0][1] = 100.0
-    assert past.compare(now) == []
 
 
 def test_findings_are_warned_of() -> None:

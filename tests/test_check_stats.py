@@ -12,11 +12,9 @@ import networkx
 import pytest
 
 from mpiddp.check import PASSES
-from mpiddp.check.stats.baseline import best_by_host, regressions
 from mpiddp.check.stats.findings import (
     allreduce_results,
     find_all,
-    note_claims,
     note_gloo_allreduce,
     note_missing_peers,
     note_mpi,
@@ -24,7 +22,7 @@ from mpiddp.check.stats.findings import (
 from mpiddp.check.stats.link_findings import expected_bandwidth
 from mpiddp.check.stats.outliers import PeerSample, score_all
 from mpiddp.check.stats.schema import LINK_METRICS, RANK_METRICS, Measurements, RankInfo, no_measurements
-from mpiddp.check.stats.tournament import MeetingLog, rounds_needed, shuffled_tournament, tournament
+from mpiddp.check.stats.tournament import can_meet, rounds_needed, shuffled_tournament, tournament
 from tests.benchmarks import accusing
 from tests.messages import find, message
 from tests.support import first_of
@@ -48,10 +46,10 @@ class Lab:
         nodes = {one.node for one in ranks}
         self.measured = no_measurements(ranks)._replace(links={name: {} for name in LINK_METRICS})
         links = [link for some in tournament(len(nodes)) for pair in some for link in (pair, pair[::-1])]
-        for name, usual in (("latency", 2e-4), ("large", 10 * GB), ("resent", 0.0)):
+        for name, usual in (("latency", 2e-4), ("bandwidth", 10 * GB), ("retransmits", 0.0)):
             for link in links:
                 values = [self.noisy(usual) * share(name, link) for _ in range(passes)]
-                if name == "resent":
+                if name == "retransmits":
                     values = [max(0.0, share(name, link) - 1)] * passes
                 if name == "latency" and link[0] > link[1]:
                     values = self.measured.links[name][link[::-1]]
@@ -134,13 +132,13 @@ def test_what_lacks_a_pass_is_beside_the_worst_one() -> None:
 
 
 def test_a_link_that_lacks_a_pass_is_told_all_the_same() -> None:
-    lab = Lab(who(6), lambda name, of: 0.3 if name == "large" and of == (2, 4) else 1.0)
-    del lab.measured.links["large"][2, 4][2]
+    lab = Lab(who(6), lambda name, of: 0.3 if name == "bandwidth" and of == (2, 4) else 1.0)
+    del lab.measured.links["bandwidth"][2, 4][2]
     (found,) = find_all(lab.measured)
     assert found.links == ((2, 4),)
-    del lab.measured.links["large"][2, 4][1]
+    del lab.measured.links["bandwidth"][2, 4][1]
     assert find_all(lab.measured) == []
-    quick = Lab(who(6), lambda name, of: 0.3 if name == "large" and of == (2, 4) else 1.0, passes=1)
+    quick = Lab(who(6), lambda name, of: 0.3 if name == "bandwidth" and of == (2, 4) else 1.0, passes=1)
     assert [one.links for one in find_all(quick.measured)] == [((2, 4),)]
 
 
@@ -150,7 +148,7 @@ def test_a_link_that_lacks_a_pass_is_told_all_the_same() -> None:
 ])
 def test_a_slow_node_is_named_with_its_direction(size: int, sends: float, receives: float, name: str) -> None:
     def share(name: str, of: tuple[int, ...]) -> float:
-        return 1.0 if name != "large" else min(sends if of[0] == 1 else 1.0, receives if of[-1] == 1 else 1.0)
+        return 1.0 if name != "bandwidth" else min(sends if of[0] == 1 else 1.0, receives if of[-1] == 1 else 1.0)
 
     for seed in range(10):
         lab = Lab(who(size), share, seed=seed)
@@ -170,18 +168,18 @@ def test_noise_accuses_nobody(size: int, noise: float) -> None:
 @pytest.mark.parametrize(("noise", "left"), [(0.03, 0.6), (0.15, 0.1)])
 def test_a_bad_node_of_three_shows(noise: float, left: float) -> None:
     missed = [seed for seed in range(100) for lab in
-              [Lab(who(3), lambda name, of: left if name == "large" and 2 in of else 1.0, noise, seed)]
+              [Lab(who(3), lambda name, of: left if name == "bandwidth" and 2 in of else 1.0, noise, seed)]
               if not any(one.hosts == ("n2",) for one in find_all(lab.measured))]
     assert len(missed) <= 4, missed
 
 
 def test_two_bad_nodes_of_four_show() -> None:
-    lab = Lab(who(4), lambda name, of: 0.3 if name == "large" and {0, 3} & {*of} else 1.0)
+    lab = Lab(who(4), lambda name, of: 0.3 if name == "bandwidth" and {0, 3} & {*of} else 1.0)
     assert {host for one in find_all(lab.measured) for host in one.hosts} == {"n0", "n3"}
 
 
 def test_a_slow_link_is_no_nodes_fault() -> None:
-    lab = Lab(who(6), lambda name, of: 0.4 if name == "large" and of == (2, 4) else 1.0)
+    lab = Lab(who(6), lambda name, of: 0.4 if name == "bandwidth" and of == (2, 4) else 1.0)
     (found,) = find_all(lab.measured)
     assert (found.subject, found.hosts, found.links) == ("link", (), ((2, 4),))
     assert find("check/slow_link", found.text, sender="n2", receiver="n4")
@@ -194,13 +192,13 @@ def test_latency_and_lost_segments() -> None:
     (fields,) = find("check/high_latency", line, host="n3", pairs="4 pairs")
     assert 4.6 <= float(fields["value"].removesuffix(" ms")) <= 5.2
     assert 0.18 <= float(fields["median"].removesuffix(" ms")) <= 0.21
-    lab = Lab(who(3), lambda name, of: 1.021 if name == "resent" and of[0] == 2 else 1.0)
+    lab = Lab(who(3), lambda name, of: 1.021 if name == "retransmits" and of[0] == 2 else 1.0)
     assert said(lab) == [message("check/lost_segments_sent", host="n2", share="2.1 %")]
 
 
 def test_a_switch_is_accused_in_place_of_its_nodes() -> None:
     def share(name: str, of: tuple[int, ...]) -> float:
-        return 0.5 if name == "large" and any(node % 3 == 1 for node in of) else 1.0
+        return 0.5 if name == "bandwidth" and any(node % 3 == 1 for node in of) else 1.0
 
     (found,) = find_all(Lab(who(12, switches=3), share).measured)
     assert found.subject == "switch"
@@ -209,7 +207,7 @@ def test_a_switch_is_accused_in_place_of_its_nodes() -> None:
 
 
 def test_two_nodes_compare_their_directions() -> None:
-    (found,) = find_all(Lab(who(2), lambda name, of: 0.4 if name == "large" and of == (0, 1) else 1.0).measured)
+    (found,) = find_all(Lab(who(2), lambda name, of: 0.4 if name == "bandwidth" and of == (0, 1) else 1.0).measured)
     assert (found.subject, found.hosts) == ("link", ())
     assert find("check/slow_direction", found.text, sender="n0", receiver="n1")
 
@@ -259,8 +257,8 @@ def test_words_of_ranks_and_ranks_that_did_not_answer() -> None:
 
 
 def test_what_mpi_and_the_backend_say_of_each_other() -> None:
-    ways = {"large": {(0, 1): [1e9], (1, 0): [1.4e9]}, "latency": {(0, 1): [1e-4], (1, 0): [1e-4], (0, 2): [1e-4]}}
-    mpis = {"large": {(0, 1): [11e9], (1, 0): [11e9]}, "latency": {(0, 1): [1e-5], (1, 0): [1e-5]}}
+    ways = {"bandwidth": {(0, 1): [1e9], (1, 0): [1.4e9]}, "latency": {(0, 1): [1e-4], (1, 0): [1e-4], (0, 2): [1e-4]}}
+    mpis = {"bandwidth": {(0, 1): [11e9], (1, 0): [11e9]}, "latency": {(0, 1): [1e-5], (1, 0): [1e-5]}}
     slow, silent = note_mpi(own()._replace(links=ways, mpi_links=mpis), "nccl")
     assert slow == message("check/slow_nccl", rate="1.2 GB/s", mpi="11 GB/s")
     assert silent == message("check/mpi_silent", pairs="n[0,2]", backend="nccl")
@@ -289,16 +287,16 @@ class Tournament:
 
     def __init__(self, size: int, reaches: Callable[[int, int], bool]) -> None:
         self.failing = 0  # rounds in which some fail
-        meetings = MeetingLog(size)
         met: set[Way] = set()
+        unreachable: set[Way] = set()
         for some in shuffled_tournament(size, 0):
-            pairs = [pair for pair in some if meetings.can_meet(pair)]
+            pairs = [pair for pair in some if can_meet(pair, unreachable)]
             through = [pair for pair in pairs if reaches(*pair)]
-            meetings.record(through, {*pairs} - {*through})
+            unreachable.update({*pairs} - {*through})
             self.failing += len(through) < len(pairs)
             met.update(through)
         self.findings = find_all(no_measurements(who(size))._replace(
-            links={"latency": {pair: [1e-4] * PASSES for pair in met}}, unreachable=frozenset(meetings.unreachable)))
+            links={"latency": {pair: [1e-4] * PASSES for pair in met}}, unreachable=frozenset(unreachable)))
 
     @property
     def accused(self) -> set[int]:
@@ -349,7 +347,7 @@ def test_bad_links_between_good_nodes_take_no_more_time_than_there_is() -> None:
 
 
 def test_nodes_with_one_hostname_are_numbered() -> None:
-    lab = Lab(who(4, host="localhost"), lambda name, of: 0.3 if name == "large" and of[0] == 1 else 1.0)
+    lab = Lab(who(4, host="localhost"), lambda name, of: 0.3 if name == "bandwidth" and of[0] == 1 else 1.0)
     (found,) = find_all(lab.measured)
     assert find("check/slow_sender", found.text, host="localhost (node 1)")
     assert (found.hosts, found.nodes) == ((), (1,))
@@ -360,7 +358,7 @@ def inside(slow: dict[Way, float], nodes: int = 3) -> Measurements:
     ranks = who(nodes, 3)
     ways = {(one, two): [slow.get((one, two), 1.0) * 1e9 * (1 + (one + two) % 3 / 100)] * 4
             for node in range(nodes) for one, two in itertools.permutations(range(3 * node, 3 * node + 3), 2)}
-    return no_measurements(ranks)._replace(inside_links={"large": ways})
+    return no_measurements(ranks)._replace(inside_links={"bandwidth": ways})
 
 
 def test_a_slow_way_inside_a_node() -> None:
@@ -389,66 +387,6 @@ def test_a_figure_of_nothing_is_told_as_such() -> None:
         message("check/slow_node", host="n2", metric="matrix product", ratio="0", peers="2 ranks")]
 
 
-def test_a_host_beside_its_own_past() -> None:
-    figures = own(matrix=[0.8e12, 1e12, 1e12])
-    past = {f"n{node}": {"matrix": [1e12, 1.01e12, 0.99e12] * 4} for node in range(3)}
-    (found,) = regressions(figures, past)
-    slower = message("check/slower_than_before", host="n0", metric="matrix product", ratio="0.80", checks=12)
-    assert (found.text, found.hosts) == (slower, ("n0",))
-    assert regressions(figures, {"n0": {"matrix": [1e12, 1e12]}}) == []
-    assert best_by_host(figures)["n0"] == {"matrix": 0.8e12}
-    for former in (0.0, 5e-324, 1.7e308):
-        figure = own(matrix=[1e12] * 3, throttled=[0.0] * 3, tmp_write=[0.0] * 3)
-        known = {name: [former] * 3 for name in figure.by_rank}
-        assert {one.metric for one in regressions(figure, {"n0": known})} == (
-            {"matrix", "tmp-write"} if former > 1 else set()), former
-    figures.by_rank["matrix"][0] = [0.8e12]
-    assert regressions(figures, past) == []
-    figures.by_rank["matrix"][0] = [0.8e12, 1e12, 0.8e12]
-    assert regressions(figures, past) == []
-    assert best_by_host(figures)["n0"] == {"matrix": 1e12}
-    lab = Lab(who(3), lambda *_: 1.0)
-    kept = best_by_host(lab.measured)
-    assert kept["n1"].keys() == {
-        "matrix", "latency", "large sends", "large receives", "resent sends", "resent receives"}
-    assert regressions(lab.measured, {host: {name: [value] * 3 for name, value in values.items()}
-                                      for host, values in kept.items()}) == []
-
-
-def test_what_most_hosts_have_in_common_excludes_none_of_them() -> None:
-    past = {f"n{node}": {"matrix": [1e12] * 4, "import": [8.0] * 4, "folder-write": [1e9] * 4} for node in range(3)}
-    figures = own(**{"matrix": [0.8e12, 1e12, 1e12], "import": [60.0, 60.0, 8.0], "folder_write": [1e6] * 3})
-    common, single = regressions(figures, past)
-    assert (common.text, common.hosts, common.nodes) == (
-        message("check/worse_than_before", nodes="2 nodes", metric="import of torch"), (), (0, 1))
-    assert (single.metric, single.hosts) == ("matrix", ("n0",))
-    assert [finding.hosts for finding in regressions(own(**{"import": [60.0, 8.0, 8.0]}), past)] == [("n0",)]
-    del past["n2"]
-    assert [finding.hosts for finding in regressions(own(**{"import": [60.0] * 3}), past)] == [()]
-
-
-def share(metric: str, value: str, peak: str, ratio: str) -> str:
-    return message("check/peak_rate", metric=metric, value=value, peak=peak, share=ratio)
-
-
-def test_a_line_says_what_the_figures_are_next_to_the_hardwares() -> None:
-    lab = Lab(who(4), lambda *_: 1.0, noise=0.0)
-    claims = {rank: {"large": 12.5e9, "matrix": 2e12} for rank in range(4)}
-    links = share("links", "10 GB/s", "12 GB/s", "0.80")
-    both = f"{links}, {share('matrix product', '1.0 TFLOP/s', '2.0 TFLOP/s', '0.50')}"
-    assert note_claims(lab.measured._replace(claims=claims)) == message("check/peak_rates", shares=both)
-    memory = no_measurements(who(2, 2))._replace(by_rank={"memory": {rank: [1e10] for rank in range(4)}},
-                                        claims={0: {"memory": 4e10}})
-    assert share("host memory of a node", "20 GB/s", "40 GB/s", "0.50") in note_claims(memory)
-    kinds = own(matrix=[680e12, 50e12, 50e12])._replace(claims={0: {"matrix": 989e12}})
-    assert share("matrix product", "680 TFLOP/s", "989 TFLOP/s", "0.69") in note_claims(kinds)
-    kinds = kinds._replace(claims={0: {"matrix": 989e12}, 1: {"matrix": 100e12}, 2: {"matrix": 100e12}})
-    assert share("matrix product", "50 TFLOP/s", "100 TFLOP/s", "0.50") in note_claims(kinds)
-    mixed = lab.measured._replace(claims={node: {"large": 12.5e9 if node else 10e9} for node in range(4)})
-    assert links in note_claims(mixed)
-    assert note_claims(lab.measured) == message("check/peak_rates_unknown")
-
-
 def test_an_all_reduce_of_gloo_below_the_links_is_no_fault() -> None:
     lab = Lab(who(3), lambda *_: 1.0, noise=0.0).measured._replace(allreduce={2**26: 2**26 / 3e9 * 4 / 3})
     assert note_gloo_allreduce(lab, "gloo") == [message("check/slow_gloo", rate="3.0 GB/s", links="10 GB/s")]
@@ -464,7 +402,7 @@ def test_an_all_reduce_is_expected_to_be_as_fast_as_the_slowest_node() -> None:
 
 
 def test_a_thousand_nodes_are_judged_in_seconds() -> None:
-    lab = Lab(who(1024, 8), lambda name, of: 0.5 if name == "large" and of[0] % 100 == 7 else 1.0)
+    lab = Lab(who(1024, 8), lambda name, of: 0.5 if name == "bandwidth" and of[0] % 100 == 7 else 1.0)
     begun = time.process_time()
     found = find_all(lab.measured)
     took_s = time.process_time() - begun

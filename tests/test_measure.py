@@ -19,9 +19,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mpiddp.check.bench import machine, network, rank, storage
-from mpiddp.check.bench.timeouts import run_with_timeout
-from mpiddp.check.controller import part_s
+from mpiddp.base.timeouts import run_with_timeout
+from mpiddp.check.bench import machine, network, rank, storage, transport
+from mpiddp.check.schedule import part_s
 from mpiddp.check.stats.schema import RANK_METRICS
 from tests import processes
 from tests.cgroups import quota
@@ -153,13 +153,13 @@ def test_no_more_than_a_small_part_of_the_free_room_is_taken(tmp_path: Path) -> 
     """A file of 16 MiB would not fit into 5 % of 100 MiB; it could fill up what other programs need."""
     command = mounted(SIZED.format(tmp_path / "disk", "100m"))
     source = (f"from mpiddp.check.bench import storage\nstorage.FILE_BYTES = 2**40\n"
-              f"one = storage.Folder('tmp', '{tmp_path}/disk', 'it')\nprint(storage.measure_folder(one, 0.1))")
+              f"one = storage.BenchmarkFolder('tmp', '{tmp_path}/disk', 'it')\nprint(storage.measure_folder(one, 0.1))")
     done = check(processes.run(*command(sys.executable, "-c", source), timeout=60, env={**ENV, **on_path(ROOT)}))
     assert "tmp-write" in done.stdout and done.stdout.endswith(", [])\n")
 
 
 def test_a_missing_folder_is_told(tmp_path: Path) -> None:
-    found = storage.measure_folder(storage.Folder("tmp", f"{tmp_path}/none", "/tmp"), 0.1)
+    found = storage.measure_folder(storage.BenchmarkFolder("tmp", f"{tmp_path}/none", "/tmp"), 0.1)
     assert found == ({}, [message("check/folder_not_writable", folder="/tmp", reason="No such file or directory")])
 
 
@@ -168,7 +168,8 @@ def test_a_missing_folder_is_told(tmp_path: Path) -> None:
 def test_a_hung_file_system_is_told(tmp_path: Path) -> None:
     """FUSE whose server never answers, as a dead NFS server: the check and its end do not wait for it."""
     need(["root"] if os.geteuid() else ["/dev/fuse"] if not Path("/dev/fuse").exists() else [])
-    source = (f"from mpiddp.check.bench import storage\none = storage.Folder('folder', '{tmp_path}', 'the folder')\n"
+    source = ("from mpiddp.check.bench import storage\n"
+              f"one = storage.BenchmarkFolder('folder', '{tmp_path}', 'the folder')\n"
               "print(storage.measure_folder(one, 0.1, 1.0))")
     done = check(processes.run("unshare", "--mount", sys.executable, str(PROGRAMS / "hung.py"), str(tmp_path),
                                sys.executable, "-c", source, timeout=60, env={**ENV, **on_path(ROOT)}))
@@ -184,14 +185,14 @@ def test_the_deadline_passes_answers_and_errors_on() -> None:
 
 
 class Line:
-    """A channel with a clock of its own: a message waits, and takes what its size does."""
+    """A transport with a clock of its own: a message waits, and takes what its size does."""
 
     def __init__(self, wait_s: float, rate: float, busy: Sequence[int] = (), moment_s: float = 0.0) -> None:
         """Messages with the numbers in `busy` take a moment longer."""
         self._wait_s, self._rate, self._busy, self._moment_s = wait_s, rate, busy, moment_s
         self._sent = 0
         self.now = 0.0
-        self._room = bytearray(network.MAX_MESSAGE_BYTES)
+        self._room = bytearray(transport.MAX_MESSAGE_BYTES)
 
     def new_buffer(self, size: int) -> Any:
         return [0] * size
@@ -283,19 +284,19 @@ class Work:
     def wait(self, timeout: timedelta | None = None) -> None:
         """Fail, as NCCL does, if a timeout is over."""
         self.waits.append(timeout)
-        if timeout == network.ABORT_TIMEOUT:
+        if timeout == transport.ABORT_TIMEOUT:
             raise RuntimeError("timed out in blocking wait")
 
 
 def test_a_devices_work_is_waited_for_without_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL would look once in a millisecond. On a CPU, gloo's own timeout is the deadline."""
     settled: list[torch.device] = []
-    monkeypatch.setattr(network, "wait_for_device", lambda device, _: settled.append(device))
+    monkeypatch.setattr(transport, "wait_for_device", lambda device, _: settled.append(device))
     work, cuda = Work(), torch.device("cuda", 0)
-    network.run_backend_work(lambda: cast(Any, work), cuda, time.monotonic() + 1)
+    transport.run_backend_work(lambda: cast(Any, work), cuda, time.monotonic() + 1)
     assert work.waits == [None] and settled == [cuda]
     work = Work()
-    network.run_backend_work(lambda: cast(Any, work), CPU, time.monotonic() + 1)
+    transport.run_backend_work(lambda: cast(Any, work), CPU, time.monotonic() + 1)
     assert work.waits[0] and 0.9 < work.waits[0].total_seconds() <= 1
 
 
@@ -303,11 +304,11 @@ def test_a_devices_work_that_has_no_end_is_given_up(monkeypatch: pytest.MonkeyPa
     def settle(*_: object) -> None:
         raise TimeoutError("stuck")
 
-    monkeypatch.setattr(network, "wait_for_device", settle)
+    monkeypatch.setattr(transport, "wait_for_device", settle)
     work = Work()
     with pytest.raises(TimeoutError, match="stuck"):
-        network.run_backend_work(lambda: cast(Any, work), torch.device("cuda", 0), time.monotonic())
-    assert work.waits == [None, network.ABORT_TIMEOUT]
+        transport.run_backend_work(lambda: cast(Any, work), torch.device("cuda", 0), time.monotonic())
+    assert work.waits == [None, transport.ABORT_TIMEOUT]
 
 
 @pytest.mark.parametrize(("address", "pattern", "switch"), [
@@ -419,37 +420,3 @@ def test_a_check_waits_for_no_device(quick: Mpi) -> None:
     assert find("check/no_response", told, what=f"{host}: imagined:0", seconds=1)
     assert find("check/device_broken", told, device=f"{host}: imagined:1")
     assert not find("check/exclude", told)  # no node would be left
-
-
-@pytest.mark.parametrize(("name", "rates"), [
-    ("NVIDIA H100 80GB HBM3", (989e12, 3.35e12)), ("NVIDIA H100 PCIe", (756e12, 2.0e12)),
-    ("NVIDIA A100-SXM4-80GB", (312e12, 2.04e12)), ("NVIDIA A100-SXM4-40GB", (312e12, 1.56e12)),
-    ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", (0.0, 0.0)), ("NVIDIA L4", (121e12, 300e9)), ("a card of 2031", (0.0, 0.0)),
-])
-def test_a_gpus_peak_by_its_name(name: str, rates: tuple[float, float]) -> None:
-    assert machine.gpu_rates(name) == rates
-
-
-def test_what_hardware_claims_by_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for path, words in {"net/eth0/speed": "1000", "net/down/speed": "-1", "pci/0000:3b:00.0/max_link_speed":
-                        "32.0 GT/s PCIe", "pci/0000:3b:00.0/max_link_width": "16", "ib/a/ports/1/state": "4: ACTIVE",
-                        "net/eth0/device": "", "net/down/device": "", "net/veth0/speed": "10000",
-                        "ib/c/ports/1/state": "4: ACTIVE", "ib/c/ports/1/rate": "100 Gb/sec (2X HDR)",
-                        "ib/a/ports/1/rate": "200 Gb/sec (4X HDR)", "ib/b/ports/1/state": "1: DOWN",
-                        "ib/b/ports/1/rate": "10 Gb/sec (4X)"}.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(f"{words}\n")
-    monkeypatch.setattr(machine, "NETWORK", f"{tmp_path}/net")
-    monkeypatch.setattr(machine, "INFINIBAND", f"{tmp_path}/ib")
-    monkeypatch.setattr(machine, "PCI", f"{tmp_path}/pci")
-    assert machine.link_rate("gloo", {"GLOO_SOCKET_IFNAME": "eth0"}) == 1.25e8
-    assert machine.link_rate("gloo", {"GLOO_SOCKET_IFNAME": "down"}) == machine.link_rate("gloo", {}) == 0
-    assert machine.link_rate("gloo", {"GLOO_SOCKET_IFNAME": "veth0"}) == 0
-    rates = {ranks: machine.link_rate("nccl", {"LOCAL_WORLD_SIZE": ranks, "NCCL_SOCKET_IFNAME": "eth0"})
-             for ranks in ("1", "2", "8")}
-    assert rates == {"1": 2.5e10, "2": 3.75e10, "8": 3.75e10}
-    assert machine.pci_rate("0000:3B:00.0") == pytest.approx(63e9, rel=0.01)
-    assert machine.pci_rate("0000:00:00.0") == 0
-    assert machine.memory_rate("AMD EPYC 7763 64-Core Processor", 2) == pytest.approx(409.6e9)
-    assert machine.memory_rate("AMD EPYC", 1) == 0
-    assert machine.claimed_rates(CPU, "gloo", {}).keys() <= {"memory"}

@@ -88,7 +88,7 @@ def ours(made: Fabric, chance: random.Random) -> Outcome:
              for pairs in met for one, two in pairs for link in ((one, two), (two, one))}
     ranks = tuple(RankInfo(f"n{node}", node, 0) for node in range(made.size))
     begun = time.process_time()
-    findings = find_link_findings(no_measurements(ranks)._replace(links={"large": links}), Nodes(ranks))
+    findings = find_link_findings(no_measurements(ranks)._replace(links={"bandwidth": links}), Nodes(ranks))
     seconds = time.process_time() - begun
     nodes = {node for one in findings if one.subject == "node" for node in one.nodes}
     accused = {link for one in findings if one.subject == "link" for link in one.links}

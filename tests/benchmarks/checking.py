@@ -101,8 +101,8 @@ def check(cluster: Cluster, fault: Fault, mpi: Mpi, *options: str, ranks: int = 
         assert done.returncode in (0, 1) and file.exists(), done.stdout + done.stderr
         findings = json.loads(file.read_text())["findings"]
     assert done.returncode == bool(findings), done.stdout + done.stderr
-    words = [one["words"] for one in findings]
-    mine = [one["words"] for one in findings if one["hosts"] in ([BAD], []) and set(one["nodes"]) == {1}]
+    words = [one["text"] for one in findings]
+    mine = [one["text"] for one in findings if one["hosts"] in ([BAD], []) and set(one["nodes"]) == {1}]
     named = (any(find(name, one, **known) for name, known in fault.named.items() for one in mine) if fault.named
              else not words)
     return Outcome(named, [one for one in words if one not in mine or not fault.named], seconds, done.stdout)
