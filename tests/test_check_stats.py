@@ -338,12 +338,12 @@ def test_a_part_that_reaches_itself_alone_is_named_if_it_is_the_smaller_one(size
     seen = Tournament(size, lambda one, other: part > 0 and (one < part) == (other < part))
     assert seen.accused == ({*range(part)} if named else set())
     assert named or seen.findings[0].text == message("check/unreachable_nodes", nodes=f"{size} nodes")
-    assert seen.failing <= 13
+    assert seen.failing <= 17
 
 
 def test_bad_links_between_good_nodes_take_no_more_time_than_there_is() -> None:
     bad = {pair for pair in itertools.combinations(range(64), 2) if random.Random(str(pair)).random() < 0.3}
-    assert Tournament(64, lambda *pair: pair not in bad).failing < 30
+    assert Tournament(64, lambda *pair: pair not in bad).failing < 40
 
 
 def test_nodes_with_one_hostname_are_numbered() -> None:

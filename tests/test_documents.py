@@ -127,7 +127,6 @@ SET_UP = {
     "tests/run tests/test_plan.py": ("tests/run", 'pytest "$@"'),
     "pip install mpich": ("tests/run", "make_venv mpich mpi4py mpich"),
     "pip install drawsvg": ("tests/constraints.txt", "drawsvg=="),
-    "pip install matplotlib": ("tests/constraints.txt", "matplotlib=="),
     "pip install py-spy": ("tests/constraints.txt", "py-spy=="),
     "pip install zstandard": ("tests/constraints.txt", "zstandard=="),
     "pip install '.[doctor]'": ("tests/constraints.txt", "tree-sitter-bash=="),
