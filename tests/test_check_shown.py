@@ -129,7 +129,7 @@ import sys
 from mpiddp.check import CheckOptions, report
 from tests.fabrics import three
 report.WRITE_TIMEOUT_S = 0.5
-report.report(three(), "gloo", "gloo", CheckOptions(False, False, f"{sys.argv[1]}/json", f"{sys.argv[1]}/bad"))
+report.report_results(three(), "gloo", "gloo", CheckOptions(False, False, f"{sys.argv[1]}/json", f"{sys.argv[1]}/bad"))
 """
     done = processes.run("unshare", "--mount", sys.executable, str(PROGRAMS / "hung.py"), str(tmp_path), sys.executable,
                          "-c", program, str(tmp_path), timeout=60, env={**os.environ, **on_path(ROOT)})

@@ -92,7 +92,7 @@ RUN_BY = {
          ("python -m mpiddp.supervise --nodes 2 --exclude bad-$SLURM_JOB_ID.txt "
          "srun --mpi=pmix python -m mpiddp train.py")),
         ("tests/test_check.py::test_the_documents_batch_script_trains_without_the_bad_node", "README")),
-    "jq -r '.ways.large_bytes_per_s[]? | [.from, .to, .values[0]] | @tsv' check.json": (
+    "jq -r '.links.bandwidth_bytes_per_s[]? | [.from, .to, .values[0]] | @tsv' check.json": (
         "tests/test_check.py::test_what_is_asked_for_is_written", '"jq", "-r"'),
     "mpiexec -n 2 python -m mpiddp tests/benchmarks/stopping.py": (
         "tests/benchmarks/test_benchmarks.py::test_stopping", "tests/benchmarks/stopping.py"),

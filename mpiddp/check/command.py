@@ -31,6 +31,7 @@ The check takes up to a minute on a few nodes. Start it like the training: mpiru
 EPILOG = """\
 Exit status: 0 no findings; 1 findings; 2 wrong usage; 3 the job could not start;
 120 no findings, but stdout could not be written."""
+END_TIMEOUT_S = 300.0  # for rank 0 to print and write the results, while the other ranks wait for its end
 LAUNCH_OPTIONS = ("backend", "device", "interface", "master-addr", "port", "startup-timeout")  # as for mpiddp itself
 # Override the job script's values. Otherwise NCCL's watchdog ends a process whose collective takes too long, and each
 # wait polls once in a millisecond. The third variable would enable the first one.
@@ -72,7 +73,8 @@ def parse_arguments(arguments: list[str] | None, environ: Mapping[str, str]) -> 
         interface=given.interface, master_addr=given.master_addr, port=given.port,
         startup_timeout_s=given.startup_timeout, binding=settings.binding, threads=settings.threads,
         share_gpus=settings.share_gpus, virtual_local_rank=settings.virtual_local_rank,
-        gpu_aware_mpi=settings.gpu_aware_mpi, unknown_variables=settings.unknown_variables, init=False, quiet=True)
+        gpu_aware_mpi=settings.gpu_aware_mpi, unknown_variables=settings.unknown_variables, init=False, quiet=True,
+        exit_timeout_s=END_TIMEOUT_S)
 
 
 def check_in_rank(options: CheckOptions, job: RunningJob, config: LaunchConfig) -> int:
@@ -93,9 +95,9 @@ def check_in_rank(options: CheckOptions, job: RunningJob, config: LaunchConfig) 
         schedule.compare_clocks()
         measured = schedule.run_passes(1 if options.quick else PASSES, bool(backend) and not options.nodes_only)
         if env.rank == 0:
-            from .report import report  # only rank 0 needs it
+            from .report import report_results  # only rank 0 needs it
 
-            job.termination.status = report(measured, env.backend, backend, options)
+            job.termination.status = report_results(measured, env.backend, backend, options)
             for rank, reason in sorted(measured.lost.items()):  # a lost rank cannot end by itself
                 job.termination.fail(Report(rank, measured.ranks[rank].host, ReportKind.UNREACHABLE, reason,
                                             EXIT_OUTLIERS))

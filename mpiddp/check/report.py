@@ -23,7 +23,7 @@ JSON_UNITS = {"B/s": "bytes_per_s", "FLOP/s": "flop_per_s", "B": "bytes", "s": "
 WRITE_TIMEOUT_S = 20.0  # of a file, in a folder that may be slow
 
 
-def report(measured: Measurements, backend: str, pairwise: str, options: CheckOptions) -> int:
+def report_results(measured: Measurements, backend: str, pairwise: str, options: CheckOptions) -> int:
     """Print and write the results, and return the exit status.
 
     `pairwise` is the part of the backend that serves the device; empty if it cannot measure links between two ranks.
