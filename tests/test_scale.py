@@ -37,9 +37,9 @@ def test_rank_0_waits_outside_mpi_only_for_ranks_that_have_received_what_it_sent
     check(mpiexec(quick, 6, *options, PROGRAMS / "meets.py", tmp_path, env={**MANY, **FEW_CELLS}, timeout=40))
 
 
-def test_a_checks_rank_0_works_only_when_the_others_have_received_their_orders(quick: Mpi, tmp_path: Path) -> None:
+def test_a_checks_rank_0_works_only_when_the_others_have_received_its_answer(quick: Mpi, tmp_path: Path) -> None:
     env = {**single_node_environ(quick), **MANY, **FEW_CELLS, "PYTHONPATH": f"{ROOT}:{LIGHT['PYTHONPATH']}"}
-    check(processes.run(*mpiexec_command(quick, 6, PROGRAMS / "ordered.py", tmp_path), timeout=40, env=env, cwd=ROOT))
+    check(processes.run(*mpiexec_command(quick, 6, PROGRAMS / "steps.py", tmp_path), timeout=40, env=env, cwd=ROOT))
 
 
 WAITS = """\

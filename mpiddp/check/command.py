@@ -81,7 +81,7 @@ def check_in_rank(options: CheckOptions, job: RunningJob, config: LaunchConfig) 
     """Check, and end this rank with the exit status: the check's on rank 0, 0 on other ranks."""
     from ..failure.root_cause import Report, ReportKind
     from .bench.transport import pairwise_backend  # loads torch, which the sentinel must not have
-    from .schedule import ALLREDUCE_TIMEOUT_S, prepare
+    from .schedule import ALLREDUCE_TIMEOUT_S, prepare_schedule
 
     assert job.termination
     try:
@@ -90,7 +90,7 @@ def check_in_rank(options: CheckOptions, job: RunningJob, config: LaunchConfig) 
             os.environ.update(NCCL_WAITS)
             timeout = timedelta(seconds=max(ALLREDUCE_TIMEOUT_S, config.startup_timeout_s))
             member.create_group(timeout, refuse_alone, binds=False)
-        schedule = prepare(member)
+        schedule = prepare_schedule(member)
         backend = pairwise_backend(env.backend, env.device)
         schedule.compare_clocks()
         measured = schedule.run_passes(1 if options.quick else PASSES, bool(backend) and not options.nodes_only)

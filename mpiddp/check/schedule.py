@@ -54,7 +54,7 @@ class Place(NamedTuple):
     is_on_cpu: bool
 
 
-def prepare(membership: Membership) -> Schedule:
+def prepare_schedule(membership: Membership) -> Schedule:
     """Return the schedule of a job's ranks. Collective.
 
     Raises LocalLaunchError if a rank does not say where it is until the start's deadline.
@@ -113,7 +113,7 @@ class Schedule:
         """Run the benchmarks of single ranks, except where the device does not compute: a retry may take a minute."""
         limit_s = RANK_BUDGET_S + RANK_TIMEOUT_S
         limit_s += 0.0 if all(self._on_cpu) else DEVICE_START_TIMEOUT_S + DEVICE_TIMEOUT_S
-        self._report("measuring nodes", pass_number)
+        self._print_progress("measuring nodes", pass_number)
         for turn in self._turns(rank for rank in range(self._ranks.size) if self._ranks.can_all_meet([rank])):
             step = self._ranks.step(self._measure, dict.fromkeys(turn, ()), limit_s, "benchmarks of a single rank")
             for rank, result in step.results.items():
@@ -130,13 +130,13 @@ class Schedule:
             tournaments = [(ranks, shuffled_tournament(len(ranks), pass_number)) for ranks in self._nodes.values()]
             count = max(len(rounds) for _, rounds in tournaments)
             if count:
-                self._report("measuring pairs within nodes", pass_number)
+                self._print_progress("measuring pairs within nodes", pass_number)
             for number in range(count):
                 self._meet_inside([(ranks[first], ranks[second]) for ranks, rounds in tournaments
                                    for pairs in rounds[number:number + 1] for first, second in pairs], part_s(count))
         rounds = shuffled_tournament(len(self._nodes), pass_number)
         if rounds:
-            self._report("measuring pairs of nodes", pass_number)
+            self._print_progress("measuring pairs of nodes", pass_number)
         for pairs in rounds:
             able = [pair for pair in pairs if can_meet(pair, self._unreachable)
                     and self._ranks.can_all_meet(self._first_ranks(pair, 1))]
@@ -144,7 +144,7 @@ class Schedule:
                 self._meet_between(turn, part_s(len(rounds)))
         everyone = range(self._ranks.size)
         if len(everyone) > 1 and not self._has_incomplete_allreduce and self._ranks.can_all_meet(everyone):
-            self._report("measuring the all-reduce", pass_number)
+            self._print_progress("measuring the all-reduce", pass_number)
             self._measure_allreduce()
 
     def _meet_inside(self, pairs: Iterable[Link], seconds: float) -> None:
@@ -246,7 +246,7 @@ class Schedule:
         turns = split_into_turns({node: {self._machines[node]} for node in nodes})
         return [[rank for node in turn for rank in nodes[node]] for turn in turns]
 
-    def _report(self, doing: str, pass_number: int) -> None:
+    def _print_progress(self, doing: str, pass_number: int) -> None:
         if self._ranks.rank == 0:
             write_line(f"mpiddp.check: {doing}, pass {pass_number + 1}")
 

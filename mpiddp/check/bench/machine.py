@@ -100,8 +100,10 @@ def gpu_faults(device: torch.device) -> list[str]:
     if device.type != "cuda":
         return []
     with open_nvml() as nvml:
+        if nvml is None:
+            return []
         gpu = describe_gpu(device)
-        handle = nvml and find_handle(nvml, gpu)
+        handle = find_handle(nvml, gpu)
         label = f"GPU {gpu.pci}" if gpu.pci else str(device)
         return [f"{label}: {fault}" for fault in find_faults(nvml, handle)] if handle is not None else []
 
