@@ -144,6 +144,21 @@ def test_a_rank_alone_says_what_it_cannot_be_compared_with(quick: Mpi) -> None:
     assert message("check/no_findings") in said
 
 
+@pytest.mark.parametrize("name", ["SIGSTOP", "SIGKILL"])
+def test_a_rank_that_hangs_or_dies_is_named(quick: Mpi, name: str) -> None:
+    """If it hangs, the others are checked without it, and there is a table."""
+    done = mpiexec(quick, 3, env={"SIGNAL": name}, module="tests.programs.ended_check", timeout=90)
+    host = os.uname().nodename
+    assert done.returncode
+    assert done.stderr.count(f"mpiddp: failed: rank 1 on {host}: ") == 1, done.stderr
+    if name == "SIGSTOP":
+        assert len(find("check/no_reply", done.stdout, host=host)) == 1, done.stdout
+        assert find("check/no_reply", done.stderr, host=f"mpiddp: failed: rank 1 on {host}"), done.stderr
+        assert "measuring nodes, pass 3" in done.stderr
+    else:
+        assert "killed by SIGKILL" in done.stderr
+
+
 @pytest.mark.light
 @pytest.mark.parametrize(("options", "status", "words"), [
     (["--quik"], 2, "mpiddp.check: unrecognized arguments: --quik; did you mean --quick? (see python -m mpiddp.check"),

@@ -85,12 +85,13 @@ def check_in_rank(options: CheckOptions, job: RunningJob, config: LaunchConfig) 
 
     assert job.termination
     try:
-        member, env = job.membership, job.membership.environment
+        member = job.membership
         if not options.nodes_only:
             os.environ.update(NCCL_WAITS)
             timeout = timedelta(seconds=max(ALLREDUCE_TIMEOUT_S, config.startup_timeout_s))
             member.create_group(timeout, refuse_alone, binds=False)
         schedule = prepare_schedule(member)
+        env = member.environment
         backend = pairwise_backend(env.backend, env.device)
         schedule.compare_clocks()
         measured = schedule.run_passes(1 if options.quick else PASSES, bool(backend) and not options.nodes_only)
