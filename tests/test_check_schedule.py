@@ -116,6 +116,19 @@ def test_a_late_reply_is_no_reply_to_a_later_step() -> None:
     assert seen.done == {0, 2} and ranks.lost.keys() == {1}
 
 
+def test_an_answer_is_kept_until_it_is_received() -> None:
+    """MPI reads its memory until then."""
+    is_received = False
+    ranks = FakeRanks(2, {"identify": lambda rank: rank})
+    ranks._comm = cast(Any, SimpleNamespace(size=2, rank=0, replies=ranks.replies, issend=lambda *_: (
+        SimpleNamespace(Test=lambda: is_received))))
+    ranks.step(identify, {}, 0.0, "identification")
+    assert len(ranks._sent) == 1
+    is_received = True
+    ranks.step(identify, {}, 0.0, "identification")
+    assert ranks._sent == []
+
+
 def test_each_rank_knows_who_has_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that takes no part, and receives rank 0's answer."""
     answer = Answer(frozenset({1}), frozenset({3}), 7.0)

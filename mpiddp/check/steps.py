@@ -63,6 +63,7 @@ class Ranks:
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm, self._number = comm, 0
+        self._sent: list[tuple[int, MPI.Request]] = []  # rank 0's answers, by rank, until they are received
         self.rank, self.size = comm.rank, comm.size
         self.can_meet = True
         self.out: frozenset[int] = frozenset()
@@ -135,7 +136,8 @@ class Ranks:
 
     def _send(self, answer: Answer) -> None:
         """Send the answer, and wait for it to be received: rank 0's next part may wait for others without MPI."""
-        sent = [(rank, self._comm.issend(answer, rank, STEP_TAG)) for rank in range(1, self.size)
-                if rank not in self.lost]
+        self._sent += [(rank, self._comm.issend(answer, rank, STEP_TAG)) for rank in range(1, self.size)
+                       if rank not in self.lost]
         with contextlib.suppress(TimeoutError):
-            poll_until(lambda: not keep_undelivered(sent) or None, time.monotonic() + REPLY_GRACE_S)
+            poll_until(lambda: self.lost.keys() >= {*keep_undelivered(self._sent)} or None,
+                       time.monotonic() + REPLY_GRACE_S)
