@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,14 +22,13 @@ from ..failure.root_cause import ReportKind
 from ..systems.launchers import NO_LAUNCHER, Launcher
 from .decision import Attempt, find_device_fault
 
-POLL_INTERVAL_S = 0.1
+POLL_INTERVAL_S = 0.1  # also between two signals that are forwarded: a launcher may need several SIGINTs
 REPORT_TIMEOUT_S = 2.0  # for the report of a failed job, after its launcher has ended
 RUNNING_FILE_TIMEOUT_S = 30.0  # for a shared file system to show that a successful job has removed its file
 EXTRA_GRACE_S = 3.0  # beyond --abort-grace, for a job to end by itself after its report
 LOST_NODE_GRACE_S = 0.5  # instead, if a node does not answer: the launcher may wait for it forever
-HANDLER_WAIT_S = 0.2  # for a launcher's handler of SIGTSTP
 TERM_TIMEOUT_S = 2.0  # between SIGTERM and SIGKILL
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHELLS = ("sh", "dash", "bash", "ksh", "zsh", "csh", "tcsh", "busybox")
 UNKNOWN_STATUS = 1  # if Open MPI 5's mpirun has lost a node and exits with 0
 # Executes a program that receives SIGTERM when its parent dies (PR_SET_PDEATHSIG, linux/prctl.h), or writes the error
@@ -50,14 +50,14 @@ except OSError as error:
 
 
 class AttemptProcess:
-    """The process of a launcher, in its own session: `forward` passes signals to it."""
+    """The process of a launcher, in its own session."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str], report: str, launcher: Launcher,
                  abort_grace_s: float) -> None:
         """Start it; raise OSError if the program cannot be run. A failed job writes the file `report`."""
         self._report, self._launcher = report, launcher
         self._grace_s = abort_grace_s + EXTRA_GRACE_S
-        self._ending: list[psutil.Process] = []  # children of a launcher script that received an ending signal
+        self._ending: list[psutil.Process] = []  # children of a launcher script that received a termination signal
         self._began_s = time.monotonic()
         reading, failed = os.pipe()
         command = [sys.executable, "-I", "-S", "-c", STARTER, str(os.getpid()), str(failed), *words]
@@ -72,10 +72,10 @@ class AttemptProcess:
             self._process.wait()
             raise OSError(int(error), os.strerror(int(error)))
 
-    def forward(self, number: int) -> None:
+    def _forward(self, number: int) -> None:
         """Send the launcher a signal, or if it is a script, the script's children: shells forward no signals."""
         children = list_script_children(self._process.pid)
-        if number in ENDING_SIGNALS:
+        if number in TERMINATION_SIGNALS:
             self._ending += children
         for process in children:
             with contextlib.suppress(psutil.Error):
@@ -83,30 +83,14 @@ class AttemptProcess:
         if not children:
             self._process.send_signal(number)
 
-    def suspend(self) -> None:
-        """Stop the launcher as Ctrl-Z would: a launcher with a handler for SIGTSTP stops its ranks.
-
-        Without a handler the kernel discards SIGTSTP, because the launcher's group is orphaned (man 2 setpgid).
-        """
-        self._signal_group(signal.SIGTSTP)
-        if not self._launcher.stops_ranks:  # otherwise it must keep running, to continue them
-            time.sleep(HANDLER_WAIT_S)
-            self._signal_group(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Continue the launcher and its ranks."""
-        self._signal_group(signal.SIGCONT)
-
-    def _signal_group(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
-
     def wait(
-        self, nodes: tuple[str, ...], find_silent: Callable[[], tuple[str, ...]], cancel: Callable[[], None]
+        self, nodes: tuple[str, ...], signals: deque[int], find_silent: Callable[[], tuple[str, ...]],
+        cancel: Callable[[], None]
     ) -> Attempt:
         """Wait until the launcher has ended, or has nothing more to do; return how the attempt on `nodes` ended.
 
-        `find_silent` returns the nodes that do not answer; `cancel` ends what is left of the job.
+        `signals` are forwarded to the launcher, one at each poll. `find_silent` returns the nodes that do not answer;
+        `cancel` ends what is left of the job.
         """
         report: dict[str, Any] = {}
         silent: tuple[str, ...] = ()
@@ -114,6 +98,8 @@ class AttemptProcess:
         ended_s = None
         while self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL_S)
+            if signals:
+                self._forward(signals.popleft())
             if self._ending and not any(process.is_running() for process in self._ending):
                 deadline = min(deadline, time.monotonic() + TERM_TIMEOUT_S)  # a script may start something else
             if self._launcher is not NO_LAUNCHER and not report and (report := self._read()):

@@ -11,6 +11,7 @@ import signal
 import socket
 import stat
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Thread
@@ -27,7 +28,7 @@ from ..failure.root_cause import ReportKind
 from ..systems.launchers import JobStep
 from ..systems.schedulers import NO_SCHEDULER
 from .allocation import Allocation, find_silent_nodes, find_time_left_s, has_controller, is_running, kill_step
-from .attempt import AttemptProcess
+from .attempt import TERMINATION_SIGNALS, AttemptProcess
 from .command import Command, make_command
 from .decision import (
     Action,
@@ -41,9 +42,8 @@ from .decision import (
     is_fruitless,
 )
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # no attempt is started after these
+ENDING_SIGNALS = (*TERMINATION_SIGNALS, signal.SIGUSR1)  # no attempt is started after these
 SIGNALS = (*ENDING_SIGNALS, signal.SIGUSR2, signal.SIGQUIT)
-SIGINT_REPEAT_GAP_S = 0.1  # between two SIGINTs, which some launchers need
 FRUITLESS_FILE, REQUEUES_FILE = "fruitless", "requeues"  # names of files
 CONTROLLER_TIMEOUT_S = 300.0  # for Slurm's controller to answer; another one takes over after 120 s (SlurmctldTimeout)
 CONTROLLER_INTERVAL_S = 1.0
@@ -78,15 +78,13 @@ class Supervisor:
         self._plan = plan
         self._attempts: list[Attempt] = []
         self._records: list[AttemptRecord] = []
-        self._running: AttemptProcess | None = None
         self._counter = AttemptCounter(os.fspath(plan.folder.parent), os.environ)
         self._signal = 0  # the first of ENDING_SIGNALS received
+        self._signals: deque[int] = deque()  # to forward to the job
         self._mute: tuple[str, ...] = ()  # nodes that never answer, for example because of a firewall
         for number in SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it for SIGHUP
-                signal.signal(number, self._forward)
-        if signal.getsignal(signal.SIGTSTP) != signal.SIG_IGN:
-            signal.signal(signal.SIGTSTP, self._suspend)
+                signal.signal(number, self._receive)
 
     def run(self) -> int:
         """Run attempts until one succeeds or a restart makes no sense; return the exit status."""
@@ -125,12 +123,12 @@ class Supervisor:
             variables["MPIDDP_STOP_BEFORE"] = str(plan.stop_before_s)
         words = make_command(plan.command, JobStep(nodes, plan.tasks_per_node, step, [*variables]))
         before = read_checkpoint_state(plan.progress_file)
-        self._running = AttemptProcess(words, {**os.environ, **variables}, report, plan.command.launcher,
-                                       plan.abort_grace_s)
-        if self._signal:  # received while the launcher was started
-            self._running.forward(self._signal)
-        attempt = self._running.wait(nodes, lambda: self._ask(nodes), lambda: kill_step(plan.allocation, step))
-        self._running = None
+        self._signals.clear()  # those between two attempts
+        process = AttemptProcess(words, {**os.environ, **variables}, report, plan.command.launcher, plan.abort_grace_s)
+        if self._signal and not self._signals:  # received since the decision to start
+            self._signals.append(self._signal)
+        attempt = process.wait(
+            nodes, self._signals, lambda: self._ask(nodes), lambda: kill_step(plan.allocation, step))
         may_start_again = attempt.status and not (attempt.has_stopped or attempt.is_explained)
         if may_start_again and self._wait_for_controller() and attempt.kind != ReportKind.ERROR:
             attempt = attempt._replace(silent=tuple(dict.fromkeys((*attempt.silent, *self._ask(nodes)))))
@@ -201,24 +199,12 @@ class Supervisor:
         if path and not read_checkpoint_state(path):
             write_line(f"mpiddp.supervise: no checkpoint found at --progress-file {path}")
 
-    def _forward(self, number: int, _: object) -> None:
-        """Forward a signal to the job; no attempt is started after one of ENDING_SIGNALS."""
+    def _receive(self, number: int, _: object) -> None:
+        """Note a signal for the job; no attempt is started after one of ENDING_SIGNALS."""
         launcher = self._plan.command.launcher
         if number in ENDING_SIGNALS or (number == signal.SIGQUIT and launcher.ends_by_quit):
             self._signal = self._signal or number
-        if self._running is not None:
-            self._running.forward(number)
-            for _ in range(1, launcher.interrupts if number == signal.SIGINT else 1):
-                time.sleep(SIGINT_REPEAT_GAP_S)
-                self._running.forward(number)
-
-    def _suspend(self, *_: object) -> None:
-        """Stop the job and this process; continue both after SIGCONT."""
-        if self._running is not None:
-            self._running.suspend()
-        os.kill(os.getpid(), signal.SIGSTOP)
-        if self._running is not None:
-            self._running.resume()
+        self._signals.extend([number] * (launcher.interrupts if number == signal.SIGINT else 1))
 
 
 class AttemptCounter:
