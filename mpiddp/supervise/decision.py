@@ -14,7 +14,6 @@ from ..base.text import format_duration, truncate_middle
 from ..failure.root_cause import OUT_OF_MEMORY, ReportKind
 
 MIN_ATTEMPT_S = 30.0  # for a start and a few steps; no attempt starts with less time left
-FALSE_EXCLUSION_BUDGET = 0.01  # expected number of healthy nodes excluded by chance in a job's whole life
 LENGTH_TOLERANCE = 0.25  # largest relative difference of two attempts that count as equally long
 START_VARIATION_S = 5.0  # between two starts of the same job: they count as equally long, too
 LONG_ATTEMPT_S = 600.0  # attempts longer than this are never "the same failure by coincidence"
@@ -262,7 +261,7 @@ def find_suspects(attempts: Sequence[Attempt], pool: Sequence[str]) -> list[Susp
     """Return the nodes with evidence against them, in the order of the attempts."""
     suspects: dict[str, Suspect] = {}
     node_of = make_node_lookup(pool)
-    faults: dict[str, list[int | None]] = {}  # the ranks at fault, by host
+    faults: list[tuple[str, int]] = []  # which a node may have caused: host and rank
     for number, attempt in enumerate(attempts):
         evidence = {host: f"{host} does not answer, or is no longer part of the job" for host in attempt.silent}
         if attempt.rank is not None and not attempt.outside:
@@ -273,12 +272,11 @@ def find_suspects(attempts: Sequence[Attempt], pool: Sequence[str]) -> list[Susp
                 evidence.setdefault(
                     attempt.host, f"faulty device on {attempt.host}: {truncate_middle(attempt.device, 200)}")
             elif attempt.kind in EXTERNAL_KINDS and OUT_OF_MEMORY not in attempt.cause and not attempt.silent:
-                faults.setdefault(attempt.host, []).append(attempt.rank)
-                here, in_all = faults[attempt.host], sum(map(len, faults.values()))
-                is_plain = len(here) == in_all and len(pool) > 1 and not is_bug
-                if len(set(here)) > 1 and (
-                        is_plain or expect_by_chance(len(here), in_all, len(pool)) < FALSE_EXCLUSION_BUDGET):
-                    evidence[attempt.host] = f"{len(here)} of {in_all} faults on {attempt.host}, in different ranks"
+                faults.append((attempt.host, attempt.rank))
+                hosts, ranks = map(set, zip(*faults, strict=True))
+                if len(pool) > 1 and len(hosts) == 1 and len(ranks) > 1 and not is_bug:
+                    count = len(faults)
+                    evidence[attempt.host] = f"{count} of {count} faults on {attempt.host}, in different ranks"
         for host, reason in evidence.items():
             if node := node_of(host):
                 suspects.setdefault(node, Suspect(node, reason, number))
@@ -314,10 +312,3 @@ def was_on_other_node(before: Sequence[Attempt], last: Attempt) -> bool:
     """Return whether an unready device follows one on another node in the attempt before."""
     return not has_phrase(last.device, BROKEN_DEVICE_WORDS) and any(
         attempt.device and attempt.host != last.host for attempt in before)
-
-
-def expect_by_chance(here: int, faults: int, nodes: int) -> float:
-    """Return the expected number of equally reliable nodes with at least `here` of all `faults` (Poisson)."""
-    mean = faults / max(1, nodes)
-    few = sum(math.exp(-mean) * mean**count / math.factorial(count) for count in range(here))
-    return nodes * max(0.0, 1 - few)
