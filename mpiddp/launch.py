@@ -276,7 +276,7 @@ def start_program(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None
     from .runner.exit_hooks import ExitGuard
 
     check_whole_world(comm)
-    site.apply_site(config, identify_library().name)  # what MPI reads comes too late
+    site.apply_site(config)  # what MPI reads comes too late
     if comm.size == 1 or threading.current_thread() is not threading.main_thread():
         return join_unwatched(comm, config)
     started_by = launchers.read_launch_facts(os.environ)

@@ -1497,8 +1497,8 @@ def test_a_patch_has_the_bytes_of_the_script(quick: Mpi, tmp_path: Path) -> None
 def test_a_centres_launch_line_is_shown_with_findings(quick: Mpi, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     profile = tmp_path / "site.toml"
-    profile.write_text('site = {name = "Testbed", contact = "me"}\n'
-                       'launch = {line = "srun -ul python -m mpiddp train.py", options = ["--gpus=4", "--x"]}\n')
+    profile.write_text('name = "Testbed"\ncontact = "me"\nlaunch_line = "srun -ul python -m mpiddp train.py"\n'
+                       'launch_options = ["--gpus=4", "--x"]\n')
     lines = [message("doctor/site_start", site="Testbed", line="srun -ul python -m mpiddp train.py"),
              message("doctor/site_options", site="Testbed", options="--gpus=4 --x")]
     for start, status, shown in ((START, 0, []), (START.replace(" --cpus-per-task=8", ""), 1, lines)):

@@ -18,7 +18,6 @@ from mpiddp.doctor import environment
 from mpiddp.doctor.environment import (
     TorchBuild,
     expand_home,
-    find_conditions,
     find_torch_build,
     format_json,
     format_lines,
@@ -215,19 +214,18 @@ def test_hugging_faces_cache_in_the_home_folder() -> None:
 
 def test_the_site_profile_on_this_host(tmp_path: Path) -> None:
     (file := tmp_path / "site.toml").write_text(
-        '[site]\nname = "Testbed"\ncontact = "help"\n[[check]]\npath = "/none"\nreason = "r"\n[options]\nstal = 1\n'
-        '[[variable]]\nname = "A"\nvalue = "1"\nreason = "r"\nharmful_if_different = true\nmpi = "MPICH"\n')
+        'name = "Testbed"\ncontact = "help"\n[options]\nstal = 1\n'
+        '[variables.A]\nvalue = "1"\nreason = "r"\nharmful_if_different = true\n')
     file.chmod(0o644)
-    job, site = find_conditions("MPICH"), {"MPIDDP_SITE": str(file)}
-    findings = shown(inspect_site(job, {**site, "A": "2"}))
+    site = {"MPIDDP_SITE": str(file)}
+    findings = shown(inspect_site({**site, "A": "2"}))
     assert findings[0] == ("NOTE", message("site/profile_here", file=file, site="Testbed"))
-    assert [severity for severity, _ in findings[1:]] == ["WARNING"] * 3
-    assert environment.choose_site_variables(job, site) == {"A": "1"}
-    assert len(inspect_site(find_conditions("Open MPI"), {**site, "A": "2"})) == 3
+    assert [severity for severity, _ in findings[1:]] == ["WARNING"] * 2
+    assert environment.choose_site_variables(site) == {"A": "1"}
     file.chmod(0o666)
     load_profile.cache_clear()
-    assert [severity for severity, _ in shown(inspect_site(job, site))] == ["WARNING"]
-    assert inspect_site(job, {"MPIDDP_SITE": ""}) == []
+    assert [severity for severity, _ in shown(inspect_site(site))] == ["WARNING"]
+    assert inspect_site({"MPIDDP_SITE": ""}) == []
 
 
 def test_findings_are_lines_and_records() -> None:

@@ -68,7 +68,7 @@ def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentine
             raise
         # only now run a command, which takes time, on the rank that prints
         check_compatibility(started_by, loaded, schedulers.list_interfaces(started_by.launcher))
-    apply_site(config, loaded.name)
+    apply_site(config)
     check_shared_memory(loaded, describe_missing_shm(), runtime.hostname())
     sentinel.report_stage("MPI_Init")
     if started_by is None or (started_by.by_srun and started_by.size == 1):  # the shell that salloc opens is a step

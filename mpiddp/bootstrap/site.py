@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.config import LaunchConfig
 from ..base.files import find_risk, format_os_error, walk_path
-from ..discovery.gpus import find_gpu_kind
-from ..discovery.launchers import count_nodes
-from ..discovery.site_profile import expand_folder, load_site
+from ..discovery.site_profile import SiteProfile, expand_folder, load_site
 from ..options.site import find_option_problems
 from .prepare import set_env
 
 if TYPE_CHECKING:
-    from ..discovery.site_schema import SiteProfile
     from ..planning.site import SiteSetting
 
 CACHE_MODE = 0o700  # of a cache folder that is made
@@ -48,40 +45,33 @@ class AppliedSite(NamedTuple):
 applied = AppliedSite()  # by this process
 
 
-def apply_site(config: LaunchConfig, mpi_library: str) -> None:
-    """Set the variables of the site profile that are not set yet, for a job with this MPI library."""
+def apply_site(config: LaunchConfig) -> None:
+    """Set the variables of the site profile that are not set yet."""
     global applied
     site = load_site(os.environ)
     if site.profile is not None:
-        applied = apply_profile(site.profile, config, mpi_library)
+        applied = apply_profile(site.profile, config)
     elif site.problem:
         applied = AppliedSite(warnings=(f"site-profile: {site.problem}",))
 
 
-def apply_profile(profile: SiteProfile, config: LaunchConfig, mpi_library: str) -> AppliedSite:
+def apply_profile(profile: SiteProfile, config: LaunchConfig) -> AppliedSite:
     """Set the variables of a profile that are not set yet, and return what it means for this rank."""
-    from ..planning import site  # only a profile needs it
+    from ..planning.site import choose_settings, warn_different_variables  # only a profile needs them
 
-    gpu = find_gpu_kind()
-    backend = site.predict_backend(config.backend, config.device, gpu)
-    job = site.JobConditions(backend, gpu, mpi_library, count_nodes(os.environ))
-    settings = site.choose_settings(profile, job, os.environ)
-    warnings = [f"site-profile: {profile.file}: {problem}" for problem in find_option_problems(profile.options)]
-    warnings += [f"site-profile: {profile.file}: {conflict}" for conflict in config.site_conflicts]
-    log_problem = expand_folder(profile.log_folder, os.environ)[1]
-    if log_problem and any("--log-dir" in conflict for conflict in config.site_conflicts):
-        warnings.append(f"site-profile: {profile.file}: [folders] log is not used: {log_problem}")
+    settings = choose_settings(profile, os.environ)
+    problems = [*find_option_problems(profile.options), *config.site_conflicts]
+    if not config.log_dir and (problem := expand_folder(profile.log_folder, os.environ)[1]):
+        problems.append(f"log_folder is not used: {problem}")
     new = {}
     for setting in settings:
         if setting.is_set and setting.is_cache and (problem := make_cache_folder(setting.value)):
-            warnings.append(f"site-profile: {setting.name} is not set: cannot use {setting.value}: {problem}")
+            problems.append(f"{setting.name} is not set: cannot use {setting.value}: {problem}")
         elif setting.is_set:
             new[setting.name] = setting.value
     set_env(new)
-    warnings += site.warn_different_variables(profile, settings)
-    warnings += [f"site-check: {failure}"
-                 for failure in site.describe_failed_checks(profile, job, os.environ, os.path.exists)]
-    return AppliedSite(profile, tuple(settings), tuple(warnings))
+    warnings = [f"site-profile: {profile.file}: {problem}" for problem in problems]
+    return AppliedSite(profile, tuple(settings), (*warnings, *warn_different_variables(profile, settings)))
 
 
 def make_cache_folder(folder: str) -> str:

@@ -162,11 +162,6 @@ def list_openable_gpus() -> dict[str, list[str]]:
     return {vendor: present for vendor, present in (("NVIDIA", nvidia), ("AMD", amd), ("Intel", intel)) if present}
 
 
-def find_gpu_kind() -> str:
-    """Return the vendor of the GPUs that this process may open, in lower case, or "none"."""
-    return next(iter(list_openable_gpus()), "none").lower()
-
-
 def describe_openable_gpus() -> str:
     """Return in words the GPUs for computing that this process may open; empty for none."""
     for vendor, present in list_openable_gpus().items():

@@ -129,8 +129,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
                         "certain")
     parser.add_argument("--fix", action="store_true", help="print all changes that are certain as a diff, which "
                         "`patch job.sh` applies; what is left goes to stderr. Exit status 1: no change is certain")
-    parser.add_argument("--site", metavar="FILE", help="check a site profile, and show what it does on three example "
-                        "nodes")
+    parser.add_argument("--site", metavar="FILE", help="check a site profile, and show what it sets")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
     options = parser.parse_args(arguments)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ..base.errors import PACKAGE_FOLDER, LaunchError
 from ..base.files import read_text
 from ..base.stderr import print_answer
-from ..discovery.gpus import DRIVER_FILE, find_gpu_kind, list_openable_gpus
+from ..discovery.gpus import DRIVER_FILE, list_openable_gpus
 from ..discovery.host import SHM_FOLDER, describe_missing_shm, read_shm_bytes
 from ..discovery.launchers import LaunchFacts
 from ..discovery.mpi import Library
@@ -33,13 +33,7 @@ from ..options.parser import terminal_width
 from ..options.site import find_option_problems
 from ..planning.compatibility import check_compatibility, list_fitting_options
 from ..planning.problems import FEW_OPEN_FILES, SMALL_SHM_BYTES
-from ..planning.site import (
-    JobConditions,
-    choose_settings,
-    describe_failed_checks,
-    predict_backend,
-    warn_different_variables,
-)
+from ..planning.site import choose_settings, warn_different_variables
 from ..staging.manifest import Mount, mount_of, mounts
 from ..supervise.command import find_launcher
 from ..systems.launchers import SRUN, Launcher
@@ -136,7 +130,6 @@ def inspect_host(environ: Mapping[str, str]) -> list[Finding]:
     """Return what is so on this host, the worst first."""
     build, gpus = find_torch_build(), {vendor: len(devices) for vendor, devices in list_openable_gpus().items()}
     library = load_library()
-    job = find_conditions(library.name if isinstance(library, Library) else "")
     findings = [
         *(inspect_launchers(library, environ) if isinstance(library, Library) else [library]),
         *judge_torch(build, gpus, read_driver_version(read_text(DRIVER_FILE))),
@@ -145,8 +138,8 @@ def inspect_host(environ: Mapping[str, str]) -> list[Finding]:
                       read_limit(resource.RLIMIT_CORE), find_nccl_version()),
         *judge_shared_memory(describe_missing_shm(), read_shm_bytes()),
         *inspect_folders(environ),
-        *inspect_site(job, environ),
-        *judge_caches({**choose_site_variables(job, environ), **environ}, build, mounts()),
+        *inspect_site(environ),
+        *judge_caches({**choose_site_variables(environ), **environ}, build, mounts()),
     ]
     return sorted(findings, key=lambda finding: -finding.severity)
 
@@ -398,29 +391,23 @@ def nearest_folder(path: str) -> str:
     return os.path.realpath(path)
 
 
-def inspect_site(job: JobConditions, environ: Mapping[str, str]) -> list[Finding]:
+def inspect_site(environ: Mapping[str, str]) -> list[Finding]:
     """Return what is so with the site profile, and what it says about this host."""
     site = load_site(environ)
     if site.profile is None:
         return [Finding("site-profile", Severity.WARNING, None, site.problem)] if site.problem else []
     profile = site.profile
-    lines = [*warn_different_variables(profile, choose_settings(profile, job, environ)),
-             *describe_failed_checks(profile, job, environ, os.path.exists), *find_option_problems(profile.options)]
+    lines = [*warn_different_variables(profile, choose_settings(profile, environ)),
+             *find_option_problems(profile.options)]
     return [Finding("site-profile", Severity.NOTE, None, f"{profile.file} is the profile of {profile.name}",
                     f"help: {profile.contact}"),
             *(Finding("site-profile", Severity.WARNING, None, line.removeprefix("site-variable: ")) for line in lines)]
 
 
-def find_conditions(library: str) -> JobConditions:
-    """Return what conditions of the site profile are compared with, for a job with an MPI library on this node."""
-    gpu = find_gpu_kind()
-    return JobConditions(predict_backend(None, None, gpu), gpu, library, 1)
-
-
-def choose_site_variables(job: JobConditions, environ: Mapping[str, str]) -> dict[str, str]:
+def choose_site_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that the site profile sets in a job."""
     profile = load_site(environ).profile
-    settings = choose_settings(profile, job, environ) if profile else []
+    settings = choose_settings(profile, environ) if profile else []
     return {setting.name: setting.value for setting in settings if setting.is_set}
 
 

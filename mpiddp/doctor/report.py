@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Sequence
 from itertools import groupby
 
-from ..discovery.site_schema import SiteProfile
+from ..discovery.site_profile import SiteProfile
 from .batch_script import BatchScript, Program
 from .findings import MIN_WIDTH, Action, Edit, Finding, count_severities, format_severity, wrap
 

@@ -21,7 +21,7 @@ RUNS, QUICK_RUNS = 15, 2
 CODE = """
 import json, os, sys, time
 import argparse, re, typing, mpiddp.base.config, mpiddp.options.table, mpiddp.bootstrap.prepare  # a start has them
-import mpiddp.discovery.gpus, mpiddp.discovery.launchers
+import mpiddp.discovery.launchers
 start = time.perf_counter()
 from mpiddp.discovery.site_profile import load_site
 imported = time.perf_counter()
@@ -29,7 +29,7 @@ site = load_site(os.environ)
 read = time.perf_counter()
 from mpiddp.base.config import LaunchConfig
 from mpiddp.bootstrap.site import apply_site
-apply_site(LaunchConfig(), "MPICH")
+apply_site(LaunchConfig())
 applied = time.perf_counter()
 assert not site.problem, site.problem
 print(json.dumps([(end - begin) * 1000 for begin, end in ((start, imported), (imported, read), (read, applied))]))

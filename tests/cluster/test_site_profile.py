@@ -17,11 +17,11 @@ pytestmark = pytest.mark.light
 
 PRINTS = "import os; print('in the script:', os.environ['FROM_SITE'], os.environ['OWN'])"
 PROFILE = """
-site = {name = "Testbed", contact = "help@example.org"}
-variable = [
-    {name = "FROM_SITE", value = "the centre's", reason = "jobs need it"},
-    {name = "OWN", value = "the centre's", reason = "it is better", harmful_if_different = true},
-]
+name = "Testbed"
+contact = "help@example.org"
+[variables]
+FROM_SITE = {value = "the centre's", reason = "jobs need it"}
+OWN = {value = "the centre's", reason = "it is better", harmful_if_different = true}
 """
 
 
