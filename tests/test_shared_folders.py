@@ -8,12 +8,22 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from mpiddp.base.files import FolderClaim, check_protected, format_os_error, open_for_reading, open_for_writing
+from mpiddp.base.files import (
+    NOBODY,
+    FolderClaim,
+    PathStep,
+    check_protected,
+    find_risk,
+    format_os_error,
+    open_checked,
+    open_for_reading,
+    open_for_writing,
+)
 from mpiddp.staging import mirror
 from tests import processes
 from tests.messages import message
@@ -146,6 +156,24 @@ def test_a_group_shares_files_but_no_folders_of_jobs(commons: Path) -> None:
     assert refusal(shared / "folder/log", job_folder=True).startswith(f"{shared}/folder: it belongs to user {OTHER}")
 
 
+@pytest.mark.parametrize("replace", [os.link, os.symlink])
+def test_a_file_that_is_replaced_while_it_is_opened_is_not_emptied(
+    commons: Path, replace: Callable[[Path, Path], None]
+) -> None:
+    (file,) = precious(commons / "home", "file")
+    (path := commons / "shared/file").touch()
+
+    def check(step: PathStep) -> str:
+        if not step.names_left and step.entry.st_size == 0:
+            path.unlink()
+            replace(file, path)
+        return find_risk(step)
+
+    with pytest.raises(OSError):
+        open_checked(str(path), os.O_WRONLY | os.O_TRUNC, check)
+    assert file.read_text() == "precious"
+
+
 def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     assert refusal(pipe) == message("launch/not_a_regular_file", kind="a FIFO")
@@ -228,18 +256,42 @@ def test_a_claimed_folder_is_not_for_all_to_write_to(tmp_path: Path) -> None:
         assert folder.stat().st_mode & 0o777 == 0o775
 
 
-def test_a_file_system_that_gives_root_s_files_to_another_user(commons: Path) -> None:
-    """As NFS does that squashes root; here the kernel takes this thread for another user with files alone."""
+@pytest.mark.parametrize(("owner", "user"), [(0, NOBODY), (OTHER, OTHER)], ids=["root squash", "one owner"])
+def test_a_file_system_that_gives_root_s_files_to_another_user(commons: Path, owner: int, user: int) -> None:
+    """NFS that squashes root, or a mount whose files all belong to one user.
+
+    Here the kernel takes this thread for another user with files alone.
+    """
     (shared := commons / "shared").chmod(0o777)
+    given_to(owner, shared)
     kernel = ctypes.CDLL(None)
-    kernel.setfsuid(OTHER)
+    kernel.setfsuid(user)
     try:
         assert refusal(shared / "logs/77/log", job_folder=True) == refusal(shared / "logs/77/log", append=True) == ""
     finally:
         kernel.setfsuid(0)
-    assert (shared / "logs/77/log").stat().st_uid == OTHER
+    assert (shared / "logs/77/log").stat().st_uid == user
     assert sorted(path.name for path in shared.rglob("*")) == ["77", "log", "logs"]
-    assert refusal(shared / "logs/77/log", job_folder=True).startswith(f"{shared}/logs: it belongs to user {OTHER}")
+
+
+def test_nothing_is_made_in_a_folder_that_is_refused(commons: Path) -> None:
+    """A file that may not be written is found by looking alone."""
+    (folder := commons / "shared/folder").mkdir()
+    folder.chmod(0o777)
+    given_to(OTHER, folder)
+    before = folder.parent.stat().st_mtime_ns, folder.stat().st_mtime_ns
+    assert refusal(folder / "log", job_folder=True).startswith(f"{folder}: it belongs to user {OTHER}")
+    assert (folder.parent.stat().st_mtime_ns, folder.stat().st_mtime_ns) == before
+
+
+def test_a_link_of_the_folders_owner_is_not_followed(commons: Path) -> None:
+    given_to(OTHER, commons / "shared")
+    (file,) = precious(commons / "home", "file")
+    given_to(0, file)
+    (link := commons / "shared/link").symlink_to(file)
+    given_to(OTHER, link)
+    assert refusal(link) == message("launch/entry_of_another_user", user=f"user {OTHER}")
+    assert file.read_text() == "precious"
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

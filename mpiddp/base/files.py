@@ -22,44 +22,37 @@ MAX_LINKS = 40  # that the kernel follows in a path (man 7 path_resolution)
 FOLDER_MODE = 0o775  # of a folder that is made, less the umask: not everybody can write to it
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 FILE_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
-INSPECT_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+NOBODY = 65534  # to whom a server that squashes root gives root's files (man 5 exports)
 
 
 class PathStep(NamedTuple):
-    """A name in a path: the state of its folder and of its own entry, and how many names follow.
-
-    `trusted` are the users who may own what is used: this one, and root.
-    """
+    """A name in a path: the state of its folder and of its own entry, and how many names follow."""
 
     folder: os.stat_result
     entry: os.stat_result
     names_left: int
-    trusted: frozenset[int]
 
     @property
     def is_foreign(self) -> bool:
         """Whether the entry belongs to another user than this one and root."""
-        return self.entry.st_uid not in self.trusted
+        return self.entry.st_uid not in find_trusted_users()
 
     @property
     def has_open_folder(self) -> bool:
         """Whether other users can write to the folder."""
-        return bool(self.folder.st_mode & OTHERS_WRITE) or self.folder.st_uid not in self.trusted
+        return bool(self.folder.st_mode & OTHERS_WRITE) or self.folder.st_uid not in find_trusted_users()
 
 
 PathCheck = Callable[[PathStep], str]  # returns why the entry must not be used, empty if it may
 
 
-class OpenedPath(NamedTuple):
-    """A file that exists or can be made: its open folder, its name there, its path, and its own descriptor.
+def find_trusted_users() -> frozenset[int]:
+    """Return the users who may own what is used: this one, root, and those to whom root's files may seem to belong.
 
-    The descriptor `file` only allows inspection (O_PATH), and is -1 if the file does not exist.
+    A container that a user has made shows files of the host's root as nobody's, and "/" is one of them.
     """
-
-    folder: int
-    name: str
-    path: str
-    file: int
+    user = os.geteuid()
+    return frozenset({0, user, os.stat(os.sep).st_uid, NOBODY if user == 0 else user})
 
 
 def open_for_writing(path: str, append: bool = False, keep: bool = False, job_folder: bool = False) -> int:
@@ -71,8 +64,8 @@ def open_for_writing(path: str, append: bool = False, keep: bool = False, job_fo
     - for anything but a regular file, a device such as /dev/null, and a standard stream: a FIFO may block for ever;
     - if other users can write to a folder, for an entry of theirs that is a link or a hard link, which may lead to a
       file of ours; if everybody can write, for any file or folder of another user. The job's own folder, and what is
-      in it, must be this user's. Entries of root count as this user's, and so do those of the user to whom a file
-      system assigns this user's files.
+      in it, must be this user's. Entries of root count as this user's, and so do files and folders of their folder's
+      owner: a file system may give all files to one user.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0 if keep else os.O_TRUNC)
     return open_checked(path, flags, functools.partial(find_risk, job_folder=job_folder), FOLDER_MODE * job_folder)
@@ -81,7 +74,8 @@ def open_for_writing(path: str, append: bool = False, keep: bool = False, job_fo
 def find_risk(step: PathStep, job_folder: bool = False) -> str:
     """Return why a file must not be written because of a name in its path (see open_for_writing()); empty if it may."""
     is_strict = step.folder.st_mode & stat.S_IWOTH or (job_folder and step.names_left < 2)
-    if step.has_open_folder and step.is_foreign and (is_strict or stat.S_ISLNK(step.entry.st_mode)):
+    has_other_owner = is_strict and step.entry.st_uid != step.folder.st_uid
+    if step.has_open_folder and step.is_foreign and (has_other_owner or stat.S_ISLNK(step.entry.st_mode)):
         return f"belongs to {user_name(step.entry.st_uid)}, and other users can write to its folder"
     if step.has_open_folder and stat.S_ISREG(step.entry.st_mode) and step.entry.st_nlink > 1:
         return "has a second name (a hard link), and other users can write to its folder"
@@ -99,126 +93,84 @@ def check_protected(path: str) -> None:
     A folder's sticky bit protects the names in it (man 1 chmod).
     """
     def check(step: PathStep) -> str:
-        if step.folder.st_uid not in step.trusted:
+        if step.folder.st_uid not in find_trusted_users():
             return f"is in a folder of {user_name(step.folder.st_uid)}"
         if step.has_open_folder and not step.folder.st_mode & stat.S_ISVTX:
             return "can be replaced by other users, who can write to its folder"
         return f"belongs to {user_name(step.entry.st_uid)}" if step.has_open_folder and step.is_foreign else ""
 
-    with walk_path(path, check) as opened:
-        if opened.file < 0:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    os.lstat(resolve_path(path, check))
 
 
 def open_checked(path: str, flags: int, check: PathCheck, folder_mode: int = 0, mode: int = 0o666) -> int:
     """Return the descriptor of a file if every name in its path passes the check.
 
-    What is made gets its mode less the umask; with a `folder_mode` of 0 no folder is made.
+    The file is checked again once it is open, before it is emptied: others may have replaced it. What is made gets its
+    mode less the umask; with a `folder_mode` of 0 no folder is made.
     """
-    while True:
-        with walk_path(path, check, folder_mode) as opened:
-            if opened.file < 0:
-                with contextlib.suppress(FileExistsError):  # somebody has just made it
-                    return os.open(opened.name, flags | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode,
-                                   dir_fd=opened.folder)
-                continue
-            state = os.fstat(opened.file)
-            if opened.folder < 0:
-                return os.dup(opened.file)
-            if not stat.S_ISREG(state.st_mode) and os.major(state.st_rdev) != MEMORY_DEVICES:
-                kind = FILE_KINDS.get(stat.S_IFMT(state.st_mode), "a device")
-                raise OSError(errno.EINVAL, f"it is {kind}, not a regular file")
-            return os.open(f"/proc/self/fd/{opened.file}", flags & ~os.O_CREAT | os.O_CLOEXEC)
-
-
-@contextlib.contextmanager
-def walk_path(path: str, check: PathCheck, folder_mode: int = 0) -> Iterator[OpenedPath]:
-    """Go to a file name by name, from open folder to open folder, so that nobody can replace what was checked.
-
-    For a standard stream `file` is the stream, and `folder` -1. With a `folder_mode`, missing folders are made.
-    """
+    path = resolve_path(path, check, folder_mode)
     if (stream := parse_stream_path(path)) >= 0:
-        yield OpenedPath(-1, "", path, stream)
-        return
-    reached, names, links = os.sep, os.path.abspath(path).split(os.sep)[1:], 0
-    file = folder = root = os.open(reached, INSPECT_FLAGS | os.O_DIRECTORY)
-    descriptors = [root]
-    # A container that a user has made shows files of the host's root as nobody's, and "/" is one of them.
-    trusted = frozenset({0, os.geteuid(), os.fstat(root).st_uid})
-    try:
-        while names:
-            name = names.pop(0)
-            reached = os.path.join(reached, name)
-            file = open_entry(folder, name, bool(names), folder_mode)
-            if file < 0:
-                break
-            descriptors.append(file)
-            step = PathStep(os.fstat(folder), os.fstat(file), len(names), trusted)
-            if check(step) and is_given_to(step.entry.st_uid, folder):
-                step = step._replace(trusted=trusted | {step.entry.st_uid})
-            if why := check(step):
-                raise PermissionError(errno.EPERM, f"it {why}", reached)
-            if stat.S_ISLNK(step.entry.st_mode):
-                target, reached = os.readlink("", dir_fd=file), os.path.dirname(reached)
-                if not names and (stream := parse_stream_path(os.path.join(reached, target))) >= 0:
-                    yield OpenedPath(-1, "", path, stream)
-                    return
-                if (links := links + 1) > MAX_LINKS:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-                names[:0] = filter(None, target.split(os.sep))
-                if os.path.isabs(target):
-                    reached, folder = os.sep, root
-            elif names:
-                folder = file
-        yield OpenedPath(folder, os.path.basename(reached), reached, file)
-    except OSError as error:
-        error.filename = reached
-        raise
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
-def is_given_to(owner: int, folder: int) -> bool:
-    """Return whether a file that this user makes in a folder belongs to `owner`, as NFS and FUSE may have it.
-
-    A file of root's does if the server squashes root (man 5 exports), as for many containers.
-    """
-    name = f".mpiddp-{os.urandom(8).hex()}"
-    try:
-        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    except OSError:
-        return False
-    try:
-        return os.fstat(file).st_uid == owner  # nobody can have put another file in its place
-    finally:
-        os.close(file)
-        with contextlib.suppress(OSError):
-            os.unlink(name, dir_fd=folder)
-
-
-def open_entry(folder: int, name: str, is_folder: bool, folder_mode: int) -> int:
-    """Return a descriptor to inspect an entry of a folder: a link itself, a folder that is mounted if need be, a file.
-
-    Returns -1 for a file that does not exist. With a `folder_mode`, a missing folder is made.
-    """
-    flags = INSPECT_FLAGS | os.O_DIRECTORY if is_folder else INSPECT_FLAGS  # O_DIRECTORY makes an automounter mount
-    try:
-        return os.open(name, flags, dir_fd=folder)
-    except NotADirectoryError:
-        link = os.open(name, INSPECT_FLAGS, dir_fd=folder)
-        if stat.S_ISLNK(os.fstat(link).st_mode):
-            return link
-        os.close(link)
-        raise
-    except FileNotFoundError:
-        if not is_folder:
-            return -1
-        if not folder_mode:
+        return os.dup(stream)
+    safe = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    while True:
+        try:
+            check_kind(os.lstat(path))  # to open a FIFO may fail
+            file = os.open(path, flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC) | safe)
+        except FileNotFoundError:
+            if not flags & os.O_CREAT:
+                raise
+            with contextlib.suppress(FileExistsError):  # somebody has just made it
+                return os.open(path, flags | os.O_EXCL | safe, mode)
+            continue
+        try:
+            check_kind(state := os.fstat(file))
+            if why := check(PathStep(os.stat(os.path.dirname(path)), state, 0)):
+                raise PermissionError(errno.EPERM, f"it {why}", path)
+            if flags & os.O_TRUNC and stat.S_ISREG(state.st_mode):
+                os.ftruncate(file, 0)
+        except OSError:
+            os.close(file)
             raise
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, folder_mode, dir_fd=folder)
-        return os.open(name, flags, dir_fd=folder)
+        return file
+
+
+def check_kind(state: os.stat_result) -> None:
+    """Raise OSError for what is neither a regular file nor a device of the memory."""
+    if not stat.S_ISREG(state.st_mode) and os.major(state.st_rdev) != MEMORY_DEVICES:
+        kind = FILE_KINDS.get(stat.S_IFMT(state.st_mode), "a device")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file")
+
+
+def resolve_path(path: str, check: PathCheck, folder_mode: int = 0) -> str:
+    """Return the path of a file or folder without links, if every name on the way passes the check; else raise OSError.
+
+    The last name need not exist. With a `folder_mode`, missing folders are made. A standard stream stays as it is.
+    """
+    reached, names, links = os.sep, os.path.abspath(path).split(os.sep)[1:], 0
+    while names and parse_stream_path(os.path.join(reached, *names)) < 0:
+        folder, name = reached, names.pop(0)
+        reached = os.path.join(folder, name)
+        try:
+            entry = os.lstat(reached)
+        except FileNotFoundError:
+            if not names:
+                break
+            if not folder_mode:
+                raise
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(reached, folder_mode)
+            entry = os.lstat(reached)
+        if why := check(PathStep(os.stat(folder), entry, len(names))):
+            raise PermissionError(errno.EPERM, f"it {why}", reached)
+        if stat.S_ISLNK(entry.st_mode):
+            if (links := links + 1) > MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            target = os.readlink(reached)
+            names[:0] = filter(None, target.split(os.sep))
+            reached = os.sep if os.path.isabs(target) else folder
+        elif names and not stat.S_ISDIR(entry.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), reached)
+    return os.path.join(reached, *names)
 
 
 def parse_stream_path(path: str) -> int:
@@ -275,8 +227,8 @@ class FolderClaim(NamedTuple):
         """Claim the folder; return False if another launch has it, and True also if that cannot be determined."""
         check = functools.partial(find_risk, job_folder=True)
         try:
-            with walk_path(f"{self.folder}/new", check, FOLDER_MODE) as opened:
-                os.symlink(self.run_id, os.path.basename(self.link), dir_fd=opened.folder)
+            folder = os.path.dirname(resolve_path(f"{self.folder}/new", check, FOLDER_MODE))
+            os.symlink(self.run_id, os.path.join(folder, os.path.basename(self.link)))
         except OSError:
             with contextlib.suppress(OSError):  # no link: whoever writes to the folder reports the reason
                 return os.readlink(self.link) == self.run_id

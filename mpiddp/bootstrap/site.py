@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.config import LaunchConfig
-from ..base.files import find_risk, format_os_error, walk_path
+from ..base.files import find_risk, format_os_error, resolve_path
 from ..discovery.site_profile import SiteProfile, expand_folder, load_site
 from ..options.site import find_option_problems
 from .prepare import set_env
@@ -80,7 +80,7 @@ def make_cache_folder(folder: str) -> str:
         return "it is not an absolute path"
     check = functools.partial(find_risk, job_folder=True)
     try:
-        with walk_path(os.path.join(folder, "file"), check, CACHE_MODE):
-            return ""
+        resolve_path(os.path.join(folder, "file"), check, CACHE_MODE)
     except OSError as error:
         return format_os_error(error, folder)
+    return ""
