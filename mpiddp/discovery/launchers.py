@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ..systems import launchers, schedulers
+from ..systems import launchers
 from ..systems.launchers import Launcher
 from ..systems.mpi_libraries import INTERFACE_VARIABLES
 
@@ -93,21 +93,6 @@ def is_in_task(launcher: Launcher, outer: Launcher, environ: Mapping[str, str]) 
     if launcher.in_task is None or outer.is_task is None or not outer.is_task(environ):
         return False
     return launcher.in_task(environ) if outer.carries else True
-
-
-def count_nodes(environ: Mapping[str, str]) -> int:
-    """Return the number of nodes of this process's step, or of its job, as the scheduler has it; 0 if unknown.
-
-    Without a scheduler that says so, the launcher's ranks are divided by those on this node.
-    """
-    started_by = read_launch_facts(environ)
-    if started_by is None:
-        return 1
-    job = tuple(row.nodes for row in schedulers.SCHEDULERS if row.nodes)
-    if (nodes := read_number(environ, (*started_by.launcher.nodes, *job))) is not None:
-        return nodes
-    local = read_number(environ, started_by.launcher.local_sizes)
-    return -(-started_by.size // local) if started_by.size and local else 0
 
 
 def is_first_on_node(environ: Mapping[str, str]) -> bool:

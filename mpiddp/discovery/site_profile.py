@@ -25,8 +25,6 @@ VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 UNSETTABLE = {  # names of variables that a profile cannot set, and why
     r"PATH|(LD_|PYTHON).*": "it has been read before; set it in the module",
     r"MPIDDP_.*": "write the option under [options]",
-    r"(LOCAL_|NODE_)?RANK|(LOCAL_)?WORLD_SIZE|(GROUP_|ROLE_|MASTER_|TORCHELASTIC_).*|CUDA_VISIBLE_DEVICES":
-        "mpiddp sets it for each rank",
 }
 
 
@@ -182,6 +180,10 @@ def check_keys(
 
 def find_obstacle(name: str) -> str:
     """Return why a profile cannot set a variable, empty if it can."""
+    from ..systems.variables import VARIABLES
+
+    if any(row.name == name and row.for_each_rank for row in VARIABLES):
+        return "mpiddp sets it for each rank"
     if not re.fullmatch(VARIABLE_NAME, name):
         return "a variable's name has letters, digits and _"
     return next((why for pattern, why in UNSETTABLE.items() if re.fullmatch(pattern, name)), "")

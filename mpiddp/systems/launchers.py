@@ -82,8 +82,7 @@ class Launcher(NamedTuple):
     yields the options that start a JobStep; without it `mpiddp.supervise` cannot choose nodes. `is_mpiexec`: ':'
     separates programs, as in the MPI standard; other launchers' short options may be joined to their value. It needs
     an allocation of `system`, or of none. `interrupts` is the number of SIGINTs that end a job. `ends_by_quit`: SIGQUIT
-    ends it; others forward SIGQUIT to the ranks. `stops_ranks`: at SIGTSTP it stops the ranks and keeps running.
-    `hides_losses`: its status may be 0 after a loss.
+    ends it; others forward SIGQUIT to the ranks. `hides_losses`: its status may be 0 after a loss.
 
     Messages: the options for the number of ranks on a node (with {} for it), for a rank's cores, against its own
     binding, for passing variables on, and for showing each rank all GPUs of its node or only its own; empty if it has
@@ -132,7 +131,6 @@ class Launcher(NamedTuple):
     system: Scheduler | None = None
     interrupts: int = 1
     ends_by_quit: bool = False
-    stops_ranks: bool = False
     hides_losses: bool = False
 
     ranks_per_node: str = ""
@@ -234,7 +232,7 @@ MPIRUN = Launcher(
     in_task=is_mpirun_in_step, own=frozenset({PMIX}), library=OPEN_MPI,
     command="mpirun", program=MPI_PROGRAM, version=r"Open MPI|OpenRTE|PRRTE|open-mpi", counts=MPI_COUNTS,
     per_node=("-N", "-npernode", "--npernode"), chooses=MPI_NODES, values=MPI_VALUES, step_options=open_mpi_options,
-    is_mpiexec=True, ends_by_quit=True, stops_ranks=True, hides_losses=True,
+    is_mpiexec=True, ends_by_quit=True, hides_losses=True,
     ranks_per_node="--map-by ppr:{}:node", cores="--map-by slot:PE=N", unbound="--bind-to none", export="-x NAME",
     tested="versions 4.1 and 5")
 # A numeric SLURM_STEP_ID means srun where psslurm has taken slurmd's place. It reads the variable in `options`, and of

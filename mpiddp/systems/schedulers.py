@@ -41,10 +41,10 @@ class Scheduler(NamedTuple):
 
     Size: `size` returns for how many ranks, or at least nodes (`unit`), a job is meant, 0 if unknown; `size_command`
     prints it if the process `is_instance`: the script or shell of the job, and no task in it. If the scheduler starts a
-    process on each node, the variable `process` numbers these. `nodes` holds the number of the job's nodes, the same on
-    all ranks, `node_list` their names, `node_file` returns the path of a file of them, and `tasks_per_node` the number
-    of ranks on each. `cpus` are the variables with the number of CPUs of a node that the job has; that in `each` counts
-    for each process of the job. `restarts` counts how often the scheduler has restarted the job.
+    process on each node, the variable `process` numbers these. `node_list` holds the names of the job's nodes,
+    `node_file` returns the path of a file of them, and `tasks_per_node` holds the number of ranks on each. `cpus` are
+    the variables with the number of CPUs of a node that the job has; that in `each` counts for each process of the job.
+    `restarts` counts how often the scheduler has restarted the job.
 
     End: `end` holds the time.time() when the job ends. `ask_end` is the command that prints it; `parse_end` makes a
     time.time() of its output and the present time, or raises ValueError. In commands, {job} stands for the job's name.
@@ -74,7 +74,6 @@ class Scheduler(NamedTuple):
     size_command: tuple[str, ...] = ()
     unit: str = "nodes"
     process: str = ""
-    nodes: str = ""
     node_list: str = ""
     node_file: Callable[[Environ], str] = lambda _: ""
     tasks_per_node: tuple[str, ...] = ()
@@ -190,8 +189,7 @@ def name_lsf_job(environ: Environ) -> str:
 NO_SCHEDULER = Scheduler("")
 SLURM = Scheduler(
     "Slurm", ("SLURM_JOB_ID",), step="SLURM_STEP_ID", job_name=name_slurm_job, size=read_count("SLURM_NTASKS"),
-    unit="tasks", tasks_per_node=("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), nodes="SLURM_JOB_NUM_NODES",
-    node_list="SLURM_JOB_NODELIST",
+    unit="tasks", tasks_per_node=("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), node_list="SLURM_JOB_NODELIST",
     cpus=("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"), restarts="SLURM_RESTART_COUNT",
     end="SLURM_JOB_END_TIME", ask_end=("squeue", "--noheader", "--jobs={job}", "--format=%e"),
     parse_end=lambda text, _: parse_time(text),
@@ -207,8 +205,7 @@ SLURM = Scheduler(
 FLUX = Scheduler(
     "Flux", ("FLUX_JOB_ID_PATH", "FLUX_ENCLOSING_ID"), split_job=split_flux_path,
     size_command=("flux", "resource", "list", "-s", "up", "-no", "{nnodes} {ngpus}"), is_instance=is_flux_instance,
-    unit="nodes or GPUs", nodes="FLUX_JOB_NNODES",
-    ask_end=("flux", "job", "timeleft"), parse_end=parse_flux_end,
+    unit="nodes or GPUs", ask_end=("flux", "job", "timeleft"), parse_end=parse_flux_end,
     submit="flux batch", begin="flux batch or flux alloc",
     ask_nodes=("flux", "resource", "list", "-s", "up", "-no", "{nodelist}"),
     ask_steps=("flux", "jobs", "--name={step}", "-no", "{id} {name}"), cancel=("flux", "cancel", "{step}"),
