@@ -33,7 +33,7 @@ SHELLS = ("sh", "dash", "bash", "ksh", "zsh", "csh", "tcsh", "busybox")
 UNKNOWN_STATUS = 1  # if Open MPI 5's mpirun has lost a node and exits with 0
 # Executes a program that receives SIGTERM when its parent dies (PR_SET_PDEATHSIG, linux/prctl.h), or writes the error
 # to a pipe. This replaces preexec_fn, which may hang on a lock that another thread held at the fork.
-STARTER = """\
+EXEC_CODE = """\
 import ctypes, os, signal, sys
 parent, failed, *words = sys.argv[1:]
 os.set_inheritable(int(failed), False)
@@ -60,7 +60,7 @@ class AttemptProcess:
         self._ending: list[psutil.Process] = []  # children of a launcher script that received a termination signal
         self._began_s = time.monotonic()
         reading, failed = os.pipe()
-        command = [sys.executable, "-I", "-S", "-c", STARTER, str(os.getpid()), str(failed), *words]
+        command = [sys.executable, "-I", "-S", "-c", EXEC_CODE, str(os.getpid()), str(failed), *words]
         with open(reading, "rb") as reader:
             try:
                 self._process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, start_new_session=True,

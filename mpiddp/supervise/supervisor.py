@@ -81,7 +81,7 @@ class Supervisor:
         self._counter = AttemptCounter(os.fspath(plan.folder.parent), os.environ)
         self._signal = 0  # the first of ENDING_SIGNALS received
         self._signals: deque[int] = deque()  # to forward to the job
-        self._mute: tuple[str, ...] = ()  # nodes that never answer, for example because of a firewall
+        self._unreachable: tuple[str, ...] = ()  # nodes that never answer, for example because of a firewall
         for number in SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it for SIGHUP
                 signal.signal(number, self._receive)
@@ -91,7 +91,7 @@ class Supervisor:
         plan = self._plan
         nodes = plan.allocation.nodes[:plan.nodes]
         if plan.allocation.scheduler is NO_SCHEDULER:  # a scheduler reports which nodes answer
-            Thread(target=self._find_mute, daemon=True).start()
+            Thread(target=self._find_unreachable, daemon=True).start()
         while True:
             number, began = self._counter.take(), time.time()
             attempt = self._try(number, nodes)
@@ -128,10 +128,10 @@ class Supervisor:
         if self._signal and not self._signals:  # received since the decision to start
             self._signals.append(self._signal)
         attempt = process.wait(
-            nodes, self._signals, lambda: self._ask(nodes), lambda: kill_step(plan.allocation, step))
+            nodes, self._signals, lambda: self._find_silent(nodes), lambda: kill_step(plan.allocation, step))
         may_start_again = attempt.status and not (attempt.has_stopped or attempt.is_explained)
         if may_start_again and self._wait_for_controller() and attempt.kind != ReportKind.ERROR:
-            attempt = attempt._replace(silent=tuple(dict.fromkeys((*attempt.silent, *self._ask(nodes)))))
+            attempt = attempt._replace(silent=tuple(dict.fromkeys((*attempt.silent, *self._find_silent(nodes)))))
         if attempt.status and plan.error_file and os.path.exists(report):
             write_file(plan.error_file, Path(report).read_text())
         after = read_checkpoint_state(plan.progress_file)
@@ -148,14 +148,14 @@ class Supervisor:
             time.sleep(CONTROLLER_INTERVAL_S)
         return waited
 
-    def _ask(self, nodes: Sequence[str]) -> tuple[str, ...]:
+    def _find_silent(self, nodes: Sequence[str]) -> tuple[str, ...]:
         """Return those of `nodes` that have stopped answering."""
-        return tuple(node for node in find_silent_nodes(self._plan.allocation, nodes) if node not in self._mute)
+        return tuple(node for node in find_silent_nodes(self._plan.allocation, nodes) if node not in self._unreachable)
 
-    def _find_mute(self) -> None:
+    def _find_unreachable(self) -> None:
         nodes = self._plan.allocation.nodes
         silent = find_silent_nodes(self._plan.allocation, nodes)
-        self._mute = silent if len(silent) >= len(nodes) - 1 else ()  # all but this one; fewer are lost
+        self._unreachable = silent if len(silent) >= len(nodes) - 1 else ()  # all but this one; fewer are lost
 
     def _decide(self, attempt: Attempt) -> Decision:
         plan = self._plan
