@@ -294,6 +294,16 @@ def test_a_link_of_the_folders_owner_is_not_followed(commons: Path) -> None:
     assert file.read_text() == "precious"
 
 
+def test_a_link_of_nobodys_is_not_followed(commons: Path) -> None:
+    """A server that squashes root gives root's files to nobody, but another process may run as nobody, too."""
+    (commons / "shared").chmod(0o1777)
+    (file,) = precious(commons / "home", "file")
+    (link := commons / "shared/link").symlink_to(file)
+    given_to(NOBODY, link)
+    assert refusal(link) == message("launch/entry_of_another_user", user="nobody")
+    assert file.read_text() == "precious"
+
+
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_an_error_file_may_be_a_standard_stream(quick: Mpi, stream: str, tmp_path: Path) -> None:
     """What a batch system's file has got before stays."""

@@ -34,8 +34,12 @@ class PathStep(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether the entry belongs to another user than this one and root."""
-        return self.entry.st_uid not in find_trusted_users()
+        """Whether the entry belongs to another user than this one and root.
+
+        A server that squashes root gives root's files to nobody; a link of nobody's may be anybody's.
+        """
+        is_squashed = self.entry.st_uid == NOBODY and os.geteuid() == 0 and not stat.S_ISLNK(self.entry.st_mode)
+        return self.entry.st_uid not in find_trusted_users() and not is_squashed
 
     @property
     def has_open_folder(self) -> bool:
@@ -47,12 +51,11 @@ PathCheck = Callable[[PathStep], str]  # returns why the entry must not be used,
 
 
 def find_trusted_users() -> frozenset[int]:
-    """Return the users who may own what is used: this one, root, and those to whom root's files may seem to belong.
+    """Return the users who may own what is used: this one, root, and the one to whom "/" belongs.
 
     A container that a user has made shows files of the host's root as nobody's, and "/" is one of them.
     """
-    user = os.geteuid()
-    return frozenset({0, user, os.stat(os.sep).st_uid, NOBODY if user == 0 else user})
+    return frozenset({0, os.geteuid(), os.stat(os.sep).st_uid})
 
 
 def open_for_writing(path: str, append: bool = False, keep: bool = False, job_folder: bool = False) -> int:
