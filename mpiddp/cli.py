@@ -15,7 +15,6 @@ from .base.config import (
     DryRunFacts,
     DryRunShape,
     LaunchConfig,
-    LogCompression,
     Script,
 )
 from .base.errors import EXIT_USAGE
@@ -177,7 +176,6 @@ def make_config(options: argparse.Namespace, script: Script | None, environ: Map
         "init": not options.no_init,
         "binding": Binding(options.binding),
         "check": CheckMode(options.check),
-        "log_compress": LogCompression(options.log_compress),
         "error_file": options.error_file or parse_path(environ.get("TORCHELASTIC_ERROR_FILE", "")),
         "unknown_variables": tuple(find_unknown_variables(environ)),
     }
@@ -188,8 +186,6 @@ def find_conflict(options: argparse.Namespace) -> str:
     """Return which options do not go together, empty if all do."""
     if options.stall_abort and options.stall_s is None:
         return "--stall-abort needs --stall SECONDS"
-    if (options.log_compress or options.log_max_bytes) and not options.log_dir:
-        return f"--log-{'compress' if options.log_compress else 'max-bytes'} needs --log-dir DIR"
     if options.stage_keep and not options.stage:
         return "--stage-keep needs --stage"
     is_folded = options.output_filter.folded

@@ -48,8 +48,6 @@ pytestmark = pytest.mark.light
      LaunchConfig(Script("t.py"), error_file="/e.json", log_dir="/logs",
                   output_filter=OutputFilter(False, frozenset({0, 4}), frozenset({1})))),
     (["--show", "none", "t.py"], LaunchConfig(Script("t.py"), output_filter=OutputFilter(all_ranks=False))),
-    (["--log-dir=/logs", "--log-compress", "zstd", "--log-max-bytes=100M", "t.py"],
-     LaunchConfig(Script("t.py"), log_dir="/logs", log_compress="zstd", log_max_bytes=100 * 2**20)),
 ])
 def test_arguments(arguments: list[str], config: LaunchConfig | DryRunShape) -> None:
     assert read_config(arguments, {}) == config
@@ -106,12 +104,9 @@ def test_a_variable_that_no_option_has_is_noted() -> None:
     (["--explain", "--dry-run", "--facts", "f"], {}, message("launch/explain_with_dry_run")),
     (["--show", "first", "t.py"], {}, message("launch/invalid_show", value="'first'")),
     (["--exit", "slow", "t.py"], {}, message("launch/invalid_word", usual="quick", other="python", value="'slow'")),
-    (["--log-dir=a", "--log-max-bytes=4095", "t.py"], {}, message("launch/invalid_bytes", value="'4095'")),
-    (["--log-dir=a", "--log-max-bytes=M", "t.py"], {}, message("launch/invalid_bytes", value="'M'")),
-    *(([word, "t.py"], {}, message("launch/option_needs_another", option=word.split("=")[0], needed="--log-dir DIR"))
-      for word in ("--log-compress=gzip", "--log-max-bytes=1G")),
-    (["t.py"], {"MPIDDP_LOG_COMPRESS": "xz"}, message(
-        "launch/invalid_variable", variable="MPIDDP_LOG_COMPRESS", choices="gzip, zstd", value="'xz'")),
+    (["--stage-keep", "t.py"], {}, message("launch/option_needs_another", option="--stage-keep", needed="--stage")),
+    (["t.py"], {"MPIDDP_BIND": "core"}, message(
+        "launch/invalid_variable", variable="MPIDDP_BIND", choices="auto, none, launcher", value="'core'")),
     (["t.py"], {"MPIDDP_STARTUP_TIMEOUT": "0"},
      f"MPIDDP_STARTUP_TIMEOUT {message('launch/seconds_out_of_range', value=0)}"),
     (["t.py"], {"MPIDDP_QUIET": "perhaps"}, message(

@@ -128,7 +128,6 @@ SET_UP = {
     "pip install mpich": ("tests/run", "make_venv mpich mpi4py mpich"),
     "pip install drawsvg": ("tests/constraints.txt", "drawsvg=="),
     "pip install py-spy": ("tests/constraints.txt", "py-spy=="),
-    "pip install zstandard": ("tests/constraints.txt", "zstandard=="),
     "pip install '.[doctor]'": ("tests/constraints.txt", "tree-sitter-bash=="),
 }
 # Names of what others start, which mpiddp takes the place of; the one line of our own syntax; a launcher of one centre;

@@ -181,7 +181,7 @@ def test_what_is_printed_as_the_group_begins_is_in_the_logs(quick: Mpi, tmp_path
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_the_stack_of_a_crash_is_in_its_ranks_log(mpi: Mpi, tmp_path: Path) -> None:
     (script := tmp_path / "crashes.py").write_text(CRASHES)
-    done = mpiexec(mpi, 2, "--log-dir", tmp_path / "logs", "--log-compress=gzip", script)
+    done = mpiexec(mpi, 2, "--log-dir", tmp_path / "logs", script)
     report = done.stderr.split("mpiddp: failed: rank 1 on ")[1]
     assert re.search(rf"^  where    {script}:6 deep$", report, re.MULTILINE), report
     (named,) = re.findall(r"^  log      (.*)$", report, re.MULTILINE)

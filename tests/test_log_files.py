@@ -1,16 +1,14 @@
-"""The files that hold the ranks' output: compressed, of bounded size, on a disk that is full; and their index."""
+"""The files that hold the ranks' output, also on a disk that is full; and their index."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import random
 import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,7 @@ from mpiddp.output.index import (
     update_record,
     write_index,
 )
-from mpiddp.output.log import LINE_BYTES, SUFFIXES, RankLog
+from mpiddp.output.log import RankLog
 from tests import processes
 from tests.messages import find, message
 from tests.support import (
@@ -35,17 +33,14 @@ from tests.support import (
     Done,
     Mpi,
     check,
-    first_of,
     mpiexec,
     mpiexec_command,
     need,
-    on_path,
     single_node_environ,
 )
 
 pytestmark = pytest.mark.light
 
-READERS = {".gz": ["zcat"], ".zst": ["zstd", "-dc"]}
 GONE_S = 10  # for the processes beside a rank that was killed to come to their end
 READS_ITS_LOG = """
 import glob, os, sys, time
@@ -84,13 +79,6 @@ time.sleep(600 if sys.argv[1] == "raises" else 0)
 """
 
 
-def read(path: Path) -> str:
-    """Return what the command that people use shows of a log; it has to find nothing wrong with the file."""
-    command = READERS.get(path.suffix, ["cat"])
-    need([command[0]] if shutil.which(command[0]) is None else [])
-    return check(processes.run(*command, str(path), timeout=DEADLINE_S)).stdout
-
-
 def index_of(folder: Path, is_known: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
     """Return the records of a job's ranks, when all is known that is waited for."""
     deadline = time.monotonic() + GONE_S
@@ -108,25 +96,14 @@ def has_ended(one: dict[str, Any]) -> bool:
     return one["status"] is not None and one["last"] is not None
 
 
-@pytest.mark.parametrize("kind", first_of(["gzip", "zstd"]))
-def test_a_log_is_plain_while_its_rank_runs_and_compressed_then(quick: Mpi, kind: str, tmp_path: Path) -> None:
+def test_a_log_can_be_read_while_its_rank_runs(quick: Mpi, tmp_path: Path) -> None:
     (script := tmp_path / "watched.py").write_text(READS_ITS_LOG)
-    options = ["--log-dir", tmp_path / "logs", "--log-compress", kind, "--show", "none"]
-    check(mpiexec(quick, 2, *options, script, tmp_path / "logs"))
+    check(mpiexec(quick, 2, "--log-dir", tmp_path / "logs", "--show", "none", script, tmp_path / "logs"))
     for rank, one in enumerate(index_of(tmp_path / "logs", has_ended)):
         assert (one["status"], one["last"]) == (0, "line 29999")
         (log,) = tmp_path.glob(f"logs/*/rank-{rank:05d}.*")
-        assert (log.name, log.suffix) == (one["file"], SUFFIXES[kind])
-        text = read(log)
-        assert text == f"I am {rank}\n" + "".join(f"line {number}\n" for number in range(30_000))
-        assert log.stat().st_size < len(text) / 4
-
-
-def test_zstd_that_is_not_there_is_refused_once(quick: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['zstandard'] = sys.modules['_zstd'] = None\n")
-    done = check(mpiexec(quick, 2, "--log-dir", tmp_path / "logs", "--log-compress=zstd", "-m", "this",
-                         env=on_path(tmp_path)), 3)
-    assert done.stderr.count("mpiddp: cannot start: no-zstd\n") == len(find("launch/no_zstd", done.stderr)) == 1
+        assert log.name == one["file"]
+        assert log.read_text() == f"I am {rank}\n" + "".join(f"line {number}\n" for number in range(30_000))
 
 
 def written(plan: LogPlan, pieces: Sequence[bytes]) -> RankLog:
@@ -134,58 +111,28 @@ def written(plan: LogPlan, pieces: Sequence[bytes]) -> RankLog:
     log = RankLog(plan, "rank 3 on n07")
     for piece in pieces:
         log.write(piece)
-    log.close(is_complete=True)
+    log.close()
     return log
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("kind", ["", "gzip", "zstd"])
-def test_a_second_attempt_goes_on_after_the_first(kind: str, tmp_path: Path) -> None:
-    """Also where another process writes at the same time, or an attempt before was killed as it compressed its log."""
+def test_a_second_attempt_goes_on_after_the_first(tmp_path: Path) -> None:
+    """Also where another process writes at the same time."""
     path = tmp_path / "rank-00003.n07.log"
-    whole = path.with_name(path.name + SUFFIXES.get(kind, ""))
-    plan = LogPlan(str(path), compression=kind)
+    plan = LogPlan(str(path))
     written(plan, [])
-    assert read(whole) == ""
+    assert path.read_text() == ""
     written(plan, [b"one\n", b"two"])
     killed = RankLog(plan, "rank 3 on n07")
     killed.write(b"three\n" * 25)
-    path.with_name(f"{whole.name}.part").write_bytes(b"half of it")
     last = RankLog(plan, "rank 3 on n07")
     for log, text in ((last, b"four\n"), (killed, b"five\n"), (last, b"six\n")):
         log.write(text)
     assert path.read_text().endswith("three\nfour\nfive\nsix\n")
-    last.close(is_complete=True)
-    assert read(whole) == "one\ntwo" + "three\n" * 25 + "four\nfive\nsix\n"
-    last.close(is_complete=True)  # as when the rank has left nothing running that wrote more
-    assert read(whole).endswith("five\nsix\n")
-    assert sorted(tmp_path.iterdir()) == sorted({whole, *([] if kind else tmp_path.glob("*.part"))})
+    last.close()
+    assert path.read_text() == "one\ntwo" + "three\n" * 25 + "four\nfive\nsix\n"
+    last.close()  # as when the rank has left nothing running that wrote more
+    assert path.read_text().endswith("five\nsix\n")
     assert last.lost_from == -1
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("kind", ["gzip", "zstd"])
-def test_an_attempt_rotates_the_log_of_the_one_before(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "rank-00003.n07.log"
-    plan = LogPlan(str(path), compression=kind, most_bytes=3000)
-    lines = [b"line %03d\n" % number for number in range(600)]
-    for first in range(0, 600, 30):
-        written(plan, lines[first:first + 30])
-    older, newer = (read(path.with_name(f"{name}{SUFFIXES[kind]}")) for name in (f"{path.name}.1", path.name))
-    assert 3000 <= len(older) <= 3000 + LINE_BYTES
-    assert b"".join(lines).decode().endswith(older + newer)
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_log_that_somebody_removes_is_made_again_when_it_is_full(tmp_path: Path) -> None:
-    path = tmp_path / "rank-00003.n07.log"
-    log = RankLog(LogPlan(str(path), most_bytes=200), "rank 3 on n07")
-    for number in range(100):
-        log.write(b"line %03d\n" % number)
-        if number == 42:
-            path.unlink()
-    log.close(is_complete=True)
-    assert path.read_text().endswith("line 099\n")
 
 
 def test_what_a_file_system_reports_at_the_end_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,67 +147,17 @@ def test_what_a_file_system_reports_at_the_end_is_lost(tmp_path: Path, monkeypat
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
     monkeypatch.setattr(os, "close", close_and_fail)
-    log.close(is_complete=True)
+    log.close()
     assert log.lost_from == 0
 
 
-def test_a_log_that_is_not_complete_stays_plain(tmp_path: Path) -> None:
+def test_the_stack_of_a_crash_begins_a_line(tmp_path: Path) -> None:
     path = tmp_path / "rank-00003.n07.log"
-    log = RankLog(LogPlan(str(path), compression="gzip"), "rank 3 on n07")
+    log = RankLog(LogPlan(str(path)), "rank 3 on n07")
     log.write(b"seven\nno end")
     log.write_stack("Fatal Python error")
-    log.close(is_complete=False)
+    log.close()
     assert path.read_text() == "seven\nno end\nFatal Python error\n"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_log_that_cannot_be_compressed_stays_plain(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "rank-00003.n07.log"
-    (tmp_path / "rank-00003.n07.log.gz.part").symlink_to("/dev/full")
-    log = RankLog(LogPlan(str(path), compression="gzip", token=tmp_path.name), "rank 3 on n07")
-    log.write(b"seven\n")
-    log.close(is_complete=True)
-    assert path.read_text() == "seven\n"
-    assert capfd.readouterr().err == message(
-        "launch/log_uncompressed", rank=3, host="n07", path=path, error="No space left on device") + "\n"
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("kind", ["", "gzip", "zstd"])
-@pytest.mark.parametrize("most_bytes", [4096, 50_000])
-def test_a_log_keeps_the_newest_lines(kind: str, most_bytes: int, tmp_path: Path) -> None:
-    path, suffix = tmp_path / "rank-00003.n07.log", SUFFIXES.get(kind, "")
-    seeded = random.Random(3)
-    text = "".join(f"{number} {seeded.randbytes(seeded.randrange(60)).hex()}\n" for number in range(20_000)).encode()
-    cuts = [0, *sorted(seeded.randrange(len(text)) for _ in range(200)), len(text)]
-    log = written(LogPlan(str(path), compression=kind, most_bytes=most_bytes),
-                  [text[begin:end] for begin, end in pairwise(cuts)])
-    assert {one.name for one in tmp_path.iterdir()} == {path.name + suffix, f"{path.name}.1{suffix}"}
-    before, last = read(path.with_name(f"{path.name}.1{suffix}")), read(path.with_name(path.name + suffix))
-    assert (before + last).encode() == text[-len(before + last):]
-    assert re.match(r"\d+ [0-9a-f]*\n", before)
-    assert before.endswith("\n")
-    assert most_bytes <= len(before) <= most_bytes + LINE_BYTES
-    assert len(last) <= most_bytes + LINE_BYTES
-    assert log.lost_from == -1
-
-
-def test_a_line_that_is_too_long_is_cut(tmp_path: Path) -> None:
-    path = tmp_path / "rank-00003.n07.log"
-    written(LogPlan(str(path), most_bytes=10_000), [b"x" * 70_000, b"y\n" * 10])
-    before = path.with_name(f"{path.name}.1").read_bytes()
-    assert before == b"x" * (70_000 % (10_000 + LINE_BYTES)) + b"y\n"
-    assert path.read_bytes() == b"y\n" * 9
-
-
-def test_a_job_bounds_the_log_of_a_rank_that_is_not_shown(quick: Mpi, tmp_path: Path) -> None:
-    (script := tmp_path / "talks.py").write_text("for number in range(5000):\n    print('line', number)\n")
-    done = check(mpiexec(quick, 1, "--log-dir", tmp_path / "logs", "--log-max-bytes=20K", "--show=none", script))
-    assert done.stdout == ""
-    (log,) = tmp_path.glob("logs/*/*.log")
-    kept = (log.with_name(f"{log.name}.1").read_text() + log.read_text()).splitlines()
-    assert kept == [f"line {number}" for number in range(5000 - len(kept), 5000)]
-    assert 20_480 <= sum(map(len, kept)) + len(kept) <= 2 * 20_480 + LINE_BYTES
 
 
 def on_small_disk(mpi: Mpi, disk: Path, prepare: str, ranks: int, *arguments: object) -> Done:
@@ -274,11 +171,9 @@ def on_small_disk(mpi: Mpi, disk: Path, prepare: str, ranks: int, *arguments: ob
                                env=single_node_environ(mpi)))
 
 
-@pytest.mark.parametrize("kind", first_of(["gzip", "", "zstd"]))
-def test_a_full_disk_is_told_of_once_and_at_the_end(quick: Mpi, kind: str, tmp_path: Path) -> None:
+def test_a_full_disk_is_told_of_once_and_at_the_end(quick: Mpi, tmp_path: Path) -> None:
     (script := tmp_path / "full.py").write_text(FULL_FOR_A_WHILE)
-    options = [f"--log-compress={kind}"] if kind else []
-    done = on_small_disk(quick, tmp_path / "disk", 'head -c 600k /dev/zero > "$0/filler"', 2, *options, script,
+    done = on_small_disk(quick, tmp_path / "disk", 'head -c 600k /dev/zero > "$0/filler"', 2, script,
                          tmp_path / "disk" / "filler")
     losses = find("launch/log_lost", done.stderr, error="No space left on device")
     assert len(losses) == 1, done.stderr
@@ -289,7 +184,7 @@ def test_a_full_disk_is_told_of_once_and_at_the_end(quick: Mpi, kind: str, tmp_p
     assert any(one["lost"] for one in records)
     for one in records:
         (log,) = tmp_path.glob(f"copy/*/{one['file']}")
-        text = read(log)
+        text = log.read_text()
         missing = find("launch/bytes_missing", text)[0]
         first, _, last = text.partition(f"\n{message('launch/bytes_missing', **missing)}\n")
         assert len(first) == one["lost"]
@@ -300,8 +195,7 @@ def test_a_full_disk_is_told_of_once_and_at_the_end(quick: Mpi, kind: str, tmp_p
 
 def test_a_disk_that_is_full_from_the_start(quick: Mpi, tmp_path: Path) -> None:
     (script := tmp_path / "talks.py").write_text("print('seven')\n")
-    done = on_small_disk(quick, tmp_path / "disk", 'head -c 2m /dev/zero > "$0/filler" 2> /dev/null', 1,
-                         "--log-compress=gzip", script)
+    done = on_small_disk(quick, tmp_path / "disk", 'head -c 2m /dev/zero > "$0/filler" 2> /dev/null', 1, script)
     assert done.stdout == "seven\n"
     (index,) = find("launch/index_not_written", done.stderr, error="No space left on device")
     assert index["file"].endswith("/ranks.json")
@@ -326,8 +220,7 @@ def test_a_file_that_takes_nothing_any_more_is_opened_again(tmp_path: Path) -> N
 @pytest.mark.parametrize("how", ["raises", "requeue"])
 def test_the_index_tells_how_each_rank_ended(quick: Mpi, how: str, tmp_path: Path) -> None:
     (script := tmp_path / "ends.py").write_text(HOW_RANKS_END)
-    options = ["--log-dir", tmp_path / "logs", "--log-compress=gzip", "--show", "0"]
-    check(mpiexec(quick, 3, *options, script, how), 1 if how == "raises" else 0)
+    check(mpiexec(quick, 3, "--log-dir", tmp_path / "logs", "--show", "0", script, how), 1 if how == "raises" else 0)
     records = index_of(tmp_path / "logs", has_ended)
     assert [one["rank"] for one in records] == [0, 1, 2]
     (path,) = tmp_path.glob(f"logs/*/{INDEX_NAME}")
@@ -379,7 +272,7 @@ def test_an_odd_last_line_is_json(tail: bytes) -> None:
 
 def test_an_index_is_json_at_any_moment(tmp_path: Path) -> None:
     path = tmp_path / INDEX_NAME
-    logs = [LogPlan(f"{tmp_path}/rank-{rank:05d}.{'n' * 63}.log.zst", rank, "n" * 63, "mpiddp-12345678", str(path))
+    logs = [LogPlan(f"{tmp_path}/rank-{rank:05d}.{'n' * 63}.log", rank, "n" * 63, "mpiddp-12345678", str(path))
             for rank in range(3)]
     write_index(str(path), logs)
     for rank, status, lost, tail in ((2, 139, None, None), (0, None, 2**63, b"x" * 500), (1, None, None, b"x" * 500),
@@ -397,7 +290,7 @@ def test_an_index_is_json_at_any_moment(tmp_path: Path) -> None:
 
 
 def test_a_record_has_room_whatever_the_rank_is_called() -> None:
-    log = LogPlan(f"/logs/rank-1234567.{'n' * 63}.log.zst", 1_234_567, "n" * 63, "mpiddp-12345678", "/logs/ranks.json")
+    log = LogPlan(f"/logs/rank-1234567.{'n' * 63}.log", 1_234_567, "n" * 63, "mpiddp-12345678", "/logs/ranks.json")
     assert len(make_record(log)) == RECORD_BYTES
     assert make_record(log).index(b'"last": ') < RECORD_BYTES - 200
 
@@ -440,9 +333,9 @@ def test_a_program_that_starts_several_jobs_keeps_no_descriptors(quick: Mpi, tmp
 
 def test_a_program_with_its_own_main(quick: Mpi, tmp_path: Path) -> None:
     (program := tmp_path / "own.py").write_text(OWN_MAIN)
-    env = {**single_node_environ(quick), "MPIDDP_LOG_DIR": str(tmp_path / "logs"), "MPIDDP_LOG_COMPRESS": "gzip"}
+    env = {**single_node_environ(quick), "MPIDDP_LOG_DIR": str(tmp_path / "logs")}
     done = check(processes.run(*mpiexec_command(quick, 2, program), timeout=DEADLINE_S, env=env))
     assert done.stdout.count("beyond the job") == 2
     records = index_of(tmp_path / "logs", has_ended)
     assert [(one["status"], one["last"]) for one in records] == [(0, "rank 0"), (0, "rank 1")]
-    assert [read(log) for log in sorted(tmp_path.glob("logs/*/*.gz"))] == ["rank 0\n", "rank 1\n"]
+    assert [log.read_text() for log in sorted(tmp_path.glob("logs/*/*.log"))] == ["rank 0\n", "rank 1\n"]

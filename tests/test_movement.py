@@ -143,7 +143,6 @@ def test_nothing_is_concluded_of_a_rank_that_is_not_seen(hidden: object) -> None
 
 
 def test_ranks_that_have_all_ended_do_not_hang() -> None:
-    """Rank 0 may compress its log for minutes."""
     stall = StallDetector(10.0)
     both = [rank(0, has_ended=True), rank(1, has_ended=True)]
     assert [stall.update(both, float(at)) for at in range(0, 60, 2)] == [""] * 30

@@ -317,14 +317,11 @@ def test_options_of_the_profile_that_do_not_go_with_the_users_are_left_out(file:
         config(file, "--stall-abort", MPIDDP_STALL="")
 
 
-def test_options_for_logs_are_left_out_with_their_folder(file: Path) -> None:
-    file.write_text(HEAD + "log_folder = '$WHO/logs'\n"
-                    "[options]\nlog-max-bytes = '1M'\nlog-compress = 'gzip'\nstall = 600\n")
-    assert config(file, WHO="/me").site_options == (
-        "--stall=600", "--log-dir=/me/logs", "--log-compress=gzip", "--log-max-bytes=1M")
+def test_the_log_folder_is_left_out_without_its_variable(file: Path) -> None:
+    file.write_text(HEAD + "log_folder = '$WHO/logs'\n[options]\nstall = 600\n")
+    assert config(file, WHO="/me").site_options == ("--stall=600", "--log-dir=/me/logs")
     job = config(file)
-    assert (job.log_dir, job.site_options, len(job.site_conflicts)) == ("", ("--stall=600",), 2)
-    assert config(file, "--log-dir=/x").site_conflicts == ()
+    assert (job.log_dir, job.site_options, job.site_conflicts) == ("", ("--stall=600",), ())
 
 
 @pytest.mark.parametrize(("folder", "problem"), [
@@ -482,7 +479,7 @@ def test_a_profile_that_one_rank_lacks_is_named(quick: Mpi, file: Path) -> None:
 
 def test_what_the_profile_asks_for_in_vain_is_one_warning_each(quick: Mpi, file: Path) -> None:
     file.write_text(HEAD + f"log_folder = '$NOBODY/logs'\ncaches.CACHE = '{file}/x'\n"
-                    "options = {stal = 1, show = 'fold', fold-window = 2, log-max-bytes = '1M'}\n")
+                    "options = {stal = 1, show = 'fold', fold-window = 2}\n")
     done = check(job(quick, file, 3, "--show=all", "-c", PRINTS, SHOWN="CACHE"))
     assert done.stdout == "CACHE=None\n" * 3
     assert len(find("site/wrong_option", done.stderr, file=file, item="stal")) == 1

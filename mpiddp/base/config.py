@@ -44,14 +44,6 @@ class CheckMode(TextEnum):
     STRICT = "strict"
 
 
-class LogCompression(TextEnum):
-    """--log-compress."""
-
-    NONE = ""
-    GZIP = "gzip"
-    ZSTD = "zstd"
-
-
 class Script(NamedTuple):
     """The program to run, with its own arguments: a file, a module if `is_module`, or the code itself if `is_code`.
 
@@ -127,8 +119,6 @@ class LaunchConfig(NamedTuple):
     facts_file: str = ""  # receives what each rank discovers on its node
 
     log_dir: str = ""
-    log_compress: LogCompression = LogCompression.NONE
-    log_max_bytes: int = 0  # at which a log is rotated; 0: never
     output_filter: OutputFilter = OutputFilter()
     fold_window_s: float = DEFAULT_FOLD_WINDOW_S  # equal lines of several ranks are folded if they come within it
     drops_lines: bool = False  # a rank that prints more than can be shown does not wait, but loses lines

@@ -277,10 +277,10 @@ def read_number(path: str) -> int:
 
 
 @contextlib.contextmanager
-def replace_file(path: str, part: str, job_folder: bool = False) -> Iterator[BinaryIO]:
+def replace_file(path: str, part: str) -> Iterator[BinaryIO]:
     """Yield a new file, `part`, that replaces `path` atomically at the end of the block, or is removed on an error."""
     try:
-        with open(open_for_writing(part, job_folder=job_folder), "wb") as file:
+        with open(open_for_writing(part), "wb") as file:
             yield file
         os.replace(part, path)
     except BaseException:

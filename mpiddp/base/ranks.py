@@ -41,9 +41,8 @@ class JobEnv(NamedTuple):
 class LogPlan(NamedTuple):
     """The log of the output of `rank` on `host`: the file `path`, empty for none.
 
-    The complete log is compressed by `compression`: gzip, zstd, or empty for none. It is rotated at `most_bytes`,
-    unless that is 0. `ranks_file` is the index of all logs, empty for none, of the job with the run id `job`. `token`
-    is random, the same on all ranks, and known to no other user.
+    `ranks_file` is the index of all logs, empty for none, of the job with the run id `job`. `token` is random, the same
+    on all ranks, and known to no other user.
     """
 
     path: str = ""
@@ -51,8 +50,6 @@ class LogPlan(NamedTuple):
     host: str = ""
     job: str = ""
     ranks_file: str = ""
-    compression: str = ""
-    most_bytes: int = 0
     token: str = ""
 
 

@@ -39,7 +39,7 @@ def join_job(
     """Set this rank's variables, connect it to the store, and return its membership. Collective.
 
     `saved` holds the former values of the variables that are set already. `server` is rank 0's store, None elsewhere.
-    Raises LaunchError `log-unwritable`, `no-zstd`, `address-unreachable` or `port-taken`, on every rank.
+    Raises LaunchError `log-unwritable`, `address-unreachable` or `port-taken`, on every rank.
     """
     endpoint = plan.endpoint
     missing = interface_env(plan.interface, plan.sockets) | accelerate_env(plan.device, place.world_size)

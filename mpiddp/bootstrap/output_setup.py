@@ -6,10 +6,9 @@ import itertools
 import os
 import socket
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import NamedTuple
 
-from ..base.config import RESTART_VARIABLE, LaunchConfig, LogCompression
+from ..base.config import RESTART_VARIABLE, LaunchConfig
 from ..base.files import FolderClaim, claim_free_folder, format_os_error, open_for_writing
 from ..base.ranks import LogPlan, RankPosition
 from ..base.stderr import write_line
@@ -92,15 +91,11 @@ def plan_folding(offers: Sequence[RelayOffer], token: str, config: LaunchConfig)
     return plans
 
 
-ZSTD_MODULES = ("_zstd", "zstandard")  # Python's own, and a package
-
-
 class OpenedLog(NamedTuple):
-    """A rank's log, and why it cannot be written: `error`, or that Python lacks zstd."""
+    """A rank's log, and why it cannot be written, empty if it can."""
 
     log: LogPlan
     error: str
-    lacks_zstd: bool
 
 
 def open_log(rendezvous: Rendezvous, place: RankPosition, config: LaunchConfig, run_id: str) -> LogPlan:
@@ -108,7 +103,7 @@ def open_log(rendezvous: Rendezvous, place: RankPosition, config: LaunchConfig, 
 
     The folder is named after the scheduler's number of the job, with that of the step from the second on, or the
     `run_id`; if `mpiddp.supervise` starts the job, also after the attempt. If another launch has that folder, a number
-    is appended. Collective. Raises LaunchError `log-unwritable` or `no-zstd` on every rank.
+    is appended. Collective. Raises LaunchError `log-unwritable` on every rank.
     """
     name = schedulers.name_logs(os.environ) or run_id  # mpirun's daemons are steps of their own: rank 0 names all
     if RESTART_VARIABLE in os.environ:
@@ -116,12 +111,11 @@ def open_log(rendezvous: Rendezvous, place: RankPosition, config: LaunchConfig, 
     of_rank0 = name, os.urandom(16).hex()
     name, token = rendezvous.exchange("choosing a log folder", None, lambda ranks: [of_rank0] * len(ranks))
     folder = claim_folder(rendezvous, place, f"{config.log_dir}/{name}", run_id)
-    host, compression = runtime.hostname(), config.log_compress
+    host = runtime.hostname()
     path = f"{folder}/rank-{place.rank:05d}.{host.split('.')[0]}.log"
     index = f"{folder}/{INDEX_NAME}"
-    log = LogPlan(path, place.rank, host, run_id, index, compression.value, config.log_max_bytes, token)
-    lacks_zstd = compression is LogCompression.ZSTD and not any(map(find_spec, ZSTD_MODULES))
-    opened = OpenedLog(log, create_log(path), lacks_zstd)
+    log = LogPlan(path, place.rank, host, run_id, index, token)
+    opened = OpenedLog(log, create_log(path))
     has_index = rendezvous.exchange("opening log files", opened, lambda ranks: begin_index(ranks, rendezvous.hosts))
     return log if has_index else log._replace(ranks_file="")
 
@@ -160,7 +154,7 @@ def create_log(path: str) -> str:
 
 def begin_index(ranks: Sequence[OpenedLog], hosts: Sequence[str]) -> list[bool]:
     """Check the ranks' logs on rank 0, write their index, and return for each rank whether there is one."""
-    check_logs([opened.error for opened in ranks], [opened.lacks_zstd for opened in ranks], hosts)
+    check_logs([opened.error for opened in ranks], hosts)
     logs = [opened.log for opened in ranks]
     path = logs[0].ranks_file
     try:

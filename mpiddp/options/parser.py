@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 MAX_SECONDS = 10**9  # 31 years
-BYTE_UNITS, MIN_LOG_BYTES = {"K": 2**10, "M": 2**20, "G": 2**30}, 4096
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 # What to use instead of other launchers' options.
 FOREIGN_OPTION_HINTS = {
@@ -122,15 +121,6 @@ def parse_positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"must be a number greater than 0, got {text!r}")
     return int(text)
-
-
-def parse_byte_count(text: str) -> int:
-    """Return a number of bytes, with K, M and G for 1024 and its powers."""
-    number = text[:-1] if text[-1:] in tuple(BYTE_UNITS) else text
-    if not number.isdecimal() or (size := int(number) * BYTE_UNITS.get(text[-1], 1)) < MIN_LOG_BYTES:
-        raise argparse.ArgumentTypeError(
-            f"must be at least {MIN_LOG_BYTES} bytes, such as 100M (K, M, G), got {text!r}")
-    return size
 
 
 def parse_stage_folder(text: str) -> str:

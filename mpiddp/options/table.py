@@ -22,7 +22,6 @@ from ..base.config import (
 from .parser import (
     FALSE,
     TRUE,
-    parse_byte_count,
     parse_check_mode,
     parse_either,
     parse_interface,
@@ -110,15 +109,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "also write each rank's output to DIR/JOB/rank-00013.HOST.log, where JOB is the scheduler's job "
                 "ID, or a random name without a scheduler; failure reports show the path. ranks.json in that "
                 "folder has a line for each rank",
-    },
-    "log-compress": {
-        "default": "", "choices": ("gzip", "zstd"),
-        "help": "compress a log when it is complete, to .log.gz or .log.zst (default: no compression)",
-    },
-    "log-max-bytes": {
-        "default": 0, "type": parse_byte_count, "metavar": "N",
-        "help": "rotate a log to .log.1 when it reaches N bytes (units K, M and G, as in 100M); one old file is kept "
-                "(default: no limit)",
     },
     "prefix": {
         "default": "", "type": parse_prefix, "nargs": "?", "const": DEFAULT_PREFIX, "metavar": "FORMAT",

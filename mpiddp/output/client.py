@@ -115,15 +115,14 @@ class RelayClient:
         except (EOFError, OSError):
             return -1
 
-    def finish(self, in_order: bool) -> bool:
+    def finish(self) -> bool:
         """Wait until the relay has forwarded this rank's output; return whether stdout lost some of it.
 
-        This waits for a slow reader, as without a relay. If the rank ends `in_order`, the relay compresses the log if
-        that is configured. Other processes may still write to the relay. Raises EOFError or OSError if the relay was
-        killed.
+        This waits for a slow reader, as without a relay. Other processes may still write to the relay. Raises EOFError
+        or OSError if the relay was killed.
         """
         self._helper.stop_monitoring()
-        self._channel.send(RankEnds(in_order))
+        self._channel.send(RankEnds())
         self._channel.shut_down()
         return self._await(Forwarded, NO_TIMEOUT_S).lost
 

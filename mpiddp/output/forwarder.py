@@ -68,7 +68,7 @@ class Forwarder:
         self._control, self._streams, self._rank_name = control, streams, message.who
         self._loop = EventLoop(self._on_error)
         self._is_held = False
-        self._is_rank_gone = self._is_complete = False  # complete: the rank exited by itself
+        self._is_rank_gone = False
         self._awaits_stack = False  # from the sentinel, if the rank has crashed
         self._drop_policy: DropPolicy | None = None
         self._unfolded_prefix = ""  # for output that cannot be folded
@@ -94,7 +94,7 @@ class Forwarder:
     def _finish(self) -> None:
         """Close the log, and report to the rank that all output is forwarded."""
         if self._log is not None:
-            self._log.close(is_complete=self._is_complete)
+            self._log.close()
         self._control.send(Forwarded(self._sink.has_lost_output or self._has_lost_output))
 
     def _make_folding_sink(
@@ -228,8 +228,8 @@ class Forwarder:
         for message in messages:
             self._catch_up()
             match message:
-                case RankEnds(in_order):
-                    self._is_complete, self._awaits_stack = in_order, False
+                case RankEnds():
+                    self._awaits_stack = False
                 case Flush():
                     self._sink.flush(lambda: self._control.send(Flushed()))
                 case QueryLoss():

@@ -20,9 +20,8 @@ from ..base.stderr import write_all
 
 INDEX_NAME = "ranks.json"
 RECORD_BYTES = 512  # 2,000 ranks make 1 MB
-STATUS_BYTES, FIRST_BYTES, LOST_BYTES = 4, 4, 20  # for the values: null, 255; null, true; null, 2**63
-SUFFIX_BYTES = len(".zst")  # of a compressed log
-STATUS, FIRST, LOST, LAST = b', "status": ', b', "first": ', b', "lost": ', b', "last": '  # keys between the values
+# The bytes of each value but the last, and the key after it; the values: null, 255; null, true; null, 2**63.
+FIELDS = ((4, b', "first": '), (4, b', "lost": '), (20, b', "last": '))
 END = b"},\n"
 UPDATE_TIMEOUT_S = 0.5
 TAIL_BYTES = 4096  # of the output, in which the last line is searched
@@ -46,35 +45,23 @@ def write_index(path: str, logs: Sequence[LogPlan]) -> None:
 def make_record(log: LogPlan) -> bytes:
     """Return the initial record of a rank."""
     record = make_head(log)
-    values = encode_name(log.path), b"null", b"null", b"null"
-    for (size, key), value in zip(list_fields(log), values, strict=True):
-        record += value.ljust(size) + key
+    for size, key in FIELDS:
+        record += b"null".ljust(size) + key
     return (record + b"null").ljust(RECORD_BYTES - len(END)) + END
 
 
 def make_head(log: LogPlan) -> bytes:
-    """Return a record up to the file name."""
-    values = {"rank": log.rank, "host": log.host, "job": log.job}
-    return json.dumps(values)[:-1].encode() + b', "file": '
-
-
-def encode_name(path: str) -> bytes:
-    """Return a file's base name as JSON."""
-    return json.dumps(os.path.basename(path)).encode()
-
-
-def list_fields(log: LogPlan) -> list[tuple[int, bytes]]:
-    """Return the size in bytes of each value in a record except the last, and the key after it."""
-    return [(len(encode_name(log.path)) + SUFFIX_BYTES, STATUS), (STATUS_BYTES, FIRST), (FIRST_BYTES, LOST),
-            (LOST_BYTES, LAST)]
+    """Return a record up to the exit status."""
+    values = {"rank": log.rank, "host": log.host, "job": log.job, "file": os.path.basename(log.path)}
+    return json.dumps(values)[:-1].encode() + b', "status": '
 
 
 def update_record(log: LogPlan, status: int | None = None, lost: int | None = None, tail: bytes | None = None,
-                  overwrite: bool = True, is_first: bool = False, file: str | None = None) -> None:
+                  overwrite: bool = True, is_first: bool = False) -> None:
     """Update a rank's record: its exit status, the first lost byte, the last line in the `tail` of its output.
 
-    `is_first` means that it was the first rank to fail; `file` is the new name of its log. Existing values are replaced
-    only if `overwrite`. Does nothing if there is no index, or if it belongs to another job.
+    `is_first` means that it was the first rank to fail. Existing values are replaced only if `overwrite`. Does nothing
+    if there is no index, or if it belongs to another job.
     """
     if not log.ranks_file:
         return
@@ -82,8 +69,7 @@ def update_record(log: LogPlan, status: int | None = None, lost: int | None = No
         # Without O_DSYNC, NFS later sends whole pages, with outdated records of other ranks.
         descriptor = open_checked(log.ranks_file, os.O_RDWR | os.O_DSYNC, partial(find_risk, job_folder=True))
         try:
-            values = [None if file is None else encode_name(file), status, b"true" if is_first else None, lost]
-            write_fields(descriptor, log, values, tail, overwrite)
+            write_fields(descriptor, log, (status, b"true" if is_first else None, lost), tail, overwrite)
         finally:
             os.close(descriptor)
 
@@ -95,7 +81,7 @@ def write_fields(index: int, log: LogPlan, values: Sequence[int | bytes | None],
     if os.pread(index, len(head), start) != head:
         return
     position = start + len(head)
-    for value, (size, key) in zip(values, list_fields(log), strict=True):
+    for value, (size, key) in zip(values, FIELDS, strict=True):
         write_field(index, position, size, b"%d" % value if isinstance(value, int) else value, overwrite)
         position += size + len(key)
     size = start + RECORD_BYTES - len(END) - position

@@ -62,9 +62,7 @@ class LossReply(NamedTuple):
 
 
 class RankEnds(NamedTuple):
-    """The rank exits by itself and closes this connection. If it is `in_order`, its log is complete."""
-
-    in_order: bool
+    """The rank exits by itself and closes this connection."""
 
 
 class Forwarded(NamedTuple):

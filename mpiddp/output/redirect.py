@@ -136,10 +136,9 @@ class Output:
             consequences += f"; the job exits with status {EXIT_OUTPUT_LOST} if it otherwise succeeds"
         if self._log.path:
             consequences += f"; the log ends here: {self._log.path}"
-            if not self._log.most_bytes:
-                with contextlib.suppress(OSError):
-                    self._log_end = os.stat(self._log.path).st_size
-                    try_update_record(self._log, lost=self._log_end)
+            with contextlib.suppress(OSError):
+                self._log_end = os.stat(self._log.path).st_size
+                try_update_record(self._log, lost=self._log_end)
         write_line(f"mpiddp: the output relay of {self._rank_name} exited unexpectedly: {consequences}")
 
     def _in_child(self) -> None:
@@ -162,18 +161,15 @@ class Output:
             if not is_open(descriptor) or file_identity(descriptor) == file:
                 os.dup2(terminal, descriptor)
 
-    def finish(self, in_order: bool = False) -> bool:
-        """Restore stdout and stderr, wait until the relay has forwarded all output, return whether some is lost.
-
-        If this rank ends `in_order`, its log is complete.
-        """
+    def finish(self) -> bool:
+        """Restore stdout and stderr, wait until the relay has forwarded all output, return whether some is lost."""
         if self._terminal is None:
             return self._has_lost_output
         flush_python()
         self._restore_descriptors()
         if self._relay is not None:
             try:
-                self._has_lost_output = self._relay.finish(in_order)
+                self._has_lost_output = self._relay.finish()
                 self._relay.close()
             except (EOFError, OSError):
                 self._replace_relay()

@@ -205,18 +205,8 @@ def check_hidden_gpus(facts: Sequence[HostFacts]) -> None:
         )
 
 
-def check_logs(errors: Sequence[str], lacking: Sequence[bool], hosts: Sequence[str]) -> None:
-    """Raise LaunchError `log-unwritable` or `no-zstd` if a rank cannot write its log, or compress it.
-
-    Of each rank, `errors` has the reason, empty for none, and `lacking` is true if it needs zstd and has none.
-    """
-    if without := [rank for rank, lacks in enumerate(lacking) if lacks]:
-        raise LaunchError(
-            "no-zstd",
-            actual=f"Python has no zstd (on {fold_hosts(hosts[rank] for rank in without)})",
-            needed="Python 3.14, or the package zstandard, for --log-compress=zstd",
-            do="pip install zstandard, or use --log-compress=gzip",
-        )
+def check_logs(errors: Sequence[str], hosts: Sequence[str]) -> None:
+    """Raise LaunchError `log-unwritable` if a rank cannot write its log; `errors` are the reasons, empty for none."""
     broken = [rank for rank, error in enumerate(errors) if error]
     if broken:
         raise LaunchError(

@@ -128,7 +128,7 @@ class Termination:
         """Undo watch_process(); this process continues without a job."""
         if os._exit is self._exit_hook:
             os._exit = hard_exit
-        self._output.finish(in_order=True)
+        self._output.finish()
         self._sentinel.detach()
         if self.close():
             make_flush_fail()
@@ -202,7 +202,7 @@ class Termination:
 
     def close(self) -> bool:
         """End the relay and the sentinel of this process after it left the job; return whether output was lost."""
-        is_lost = self._output.finish(in_order=True)
+        is_lost = self._output.finish()
         self._record_status(self._output.exit_status(self.status))
         self._sentinel.dismiss()
         return is_lost
