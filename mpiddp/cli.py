@@ -41,8 +41,7 @@ USAGE = f"""\
 
 DESCRIPTION = """\
 Join the processes that MPI started, one per GPU, to a torch.distributed group, and run a script in each
-of them. Like python, run a module (-m), code (-c), bytecode, a folder or zip file with a __main__.py, or
-a script on standard input (-)."""
+of them. Like python, run a module (-m), code (-c), bytecode, or a folder or zip file with a __main__.py."""
 
 EPILOG = """\
 Options precede the script; everything after the script is passed to it. Each option can also be set by
@@ -127,6 +126,8 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
     words = command[1:] if form or command[:1] == ["--"] else command
     if not words and (form or options.explain is None):
         parser.error(MISSING_SCRIPT_ERRORS[form])
+    if words[:1] == ["-"] and not form:
+        parser.error("cannot read the script from standard input (-); save it in a file")
     if conflict := find_conflict(options):
         parser.error(conflict)
     script = Script(words[0], tuple(words[1:]), is_module=form == "-m", is_code=form == "-c") if words else None

@@ -117,10 +117,6 @@ def start(config: LaunchConfig) -> RunningJob:
         MPI = initialise_mpi(config, started_by, sentinel)  # 2
         signals.restore_dispositions()
     with refusing(MPI, sentinel):
-        if config.script is not None and config.script.is_input:
-            from .runner.stdin_script import share_script
-
-            share_script(MPI.COMM_WORLD, config.startup_timeout_s, sentinel.start)
         membership = meet(MPI.COMM_WORLD, config, sentinel, stop)  # 3 to 7
     if not config.python_exit and not needs_exit_functions(os.environ):
         skip_exit_functions()

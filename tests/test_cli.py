@@ -78,6 +78,7 @@ def test_a_variable_that_no_option_has_is_noted() -> None:
     ([], {}, message("launch/no_script")),
     (["-m"], {}, message("launch/no_module")),
     (["-c"], {}, message("launch/no_code")),
+    *((words, {}, message("launch/script_on_stdin")) for words in (["-"], ["--quiet", "-", "a"], ["--", "-"])),
     (["--bind", "cores", "t.py"], {}, message("launch/invalid_choice", option="--bind", value="'cores'")),
     (["t.py"], {"MPIDDP_BIND": "cores"}, message(
         "launch/invalid_variable", variable="MPIDDP_BIND", choices="auto, none, launcher", value="'cores'")),
@@ -105,8 +106,6 @@ def test_a_variable_that_no_option_has_is_noted() -> None:
     (["--show", "first", "t.py"], {}, message("launch/invalid_show", value="'first'")),
     (["--exit", "slow", "t.py"], {}, message("launch/invalid_word", usual="quick", other="python", value="'slow'")),
     (["--stage-keep", "t.py"], {}, message("launch/option_needs_another", option="--stage-keep", needed="--stage")),
-    (["t.py"], {"MPIDDP_BIND": "core"}, message(
-        "launch/invalid_variable", variable="MPIDDP_BIND", choices="auto, none, launcher", value="'core'")),
     (["t.py"], {"MPIDDP_STARTUP_TIMEOUT": "0"},
      f"MPIDDP_STARTUP_TIMEOUT {message('launch/seconds_out_of_range', value=0)}"),
     (["t.py"], {"MPIDDP_QUIET": "perhaps"}, message(

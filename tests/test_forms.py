@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import py_compile
-import re
 import shutil
 import zipapp
 from pathlib import Path
@@ -14,21 +12,15 @@ import pytest
 
 from mpiddp.base.config import Script
 from mpiddp.discovery.script import read_script_facts
-from mpiddp.supervise.command import CommandError, take_our_options
 from tests import processes
-from tests.cluster import Cluster
-from tests.cluster.cluster import RUN
 from tests.messages import message
 from tests.support import (
     DEADLINE_S,
     MPICH_FIRST,
-    MPIS,
     Mpi,
-    alone,
     check,
     first_of,
     mpiexec,
-    mpiexec_command,
     need,
     single_node_environ,
 )
@@ -49,8 +41,6 @@ sys.stdout.write(json.dumps({
 # What `python -m mpiddp` does for the script itself, without a job around it.
 RUN_ONLY = ("import os, sys; from mpiddp.cli import read_config; from mpiddp.runner import script; "
             "one = read_config(sys.argv[1:], os.environ).script; script.set_path(one); script.run_main(one)")
-RUN_INPUT = ("from mpiddp.discovery.script import sources; from mpiddp.runner.stdin_script import read_stdin; "
-             "sources['-'] = read_stdin(9); ")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +74,7 @@ FORMS = [
     "plain.py", "./plain.py", "../{name}/plain.py", "below/../plain.py", ".//plain.py", "{folder}/plain.py",
     "with a space.py", "no_suffix", "below/link.py", "link_to_link.py", "compiled.pyc", "compiled_too",
     "application", "./application", "application/", "{folder}/application", "application.pyz",
-    "{folder}/application.pyz", "of_bytecode", "bytecode.zip", "-", "-- plain.py", "-m plain", "-m package",
+    "{folder}/application.pyz", "of_bytecode", "bytecode.zip", "-- plain.py", "-m plain", "-m package",
     "-m package.module", "-m package.inner", "-m package.inner.module", "-m space.module", "-m space.module_space",
     "-m application", "-c {code}",
 ]
@@ -110,15 +100,14 @@ def test_every_form_sees_what_python_shows_it(quick: Mpi, forms: Path, kind: str
     """All that differs between the two is in the table that this makes."""
     differ = {}
     for form in FORMS:
-        if kind == "usual" or form in ("-", "plain.py", "application", "bytecode.zip", "-m package.module") or (
+        if kind == "usual" or form in ("plain.py", "application", "bytecode.zip", "-m package.module") or (
                 kind == "safe" and form.startswith("-c")):
             if kind == "safe" and form.startswith("-m"):
                 continue  # the working directory is not on sys.path, so that there is no such module
             command, env = [*words(form, forms), "reads"], ENVIRONMENTS[kind]
-            text = LOOK if form == "-" else "for the script"
-            plain = json.loads(see(quick, command, forms, text, env))
+            plain = json.loads(see(quick, command, forms, "for the script", env))
             assert plain["main"], form
-            ours = json.loads(see(quick, ["-c", RUN_INPUT * (form == "-") + RUN_ONLY, *command], forms, text, env))
+            ours = json.loads(see(quick, ["-c", RUN_ONLY, *command], forms, "for the script", env))
             if ours != plain:
                 differ[form] = {key: (plain[key], ours[key]) for key in plain if ours[key] != plain[key]}
     assert differ == {}
@@ -126,17 +115,12 @@ def test_every_form_sees_what_python_shows_it(quick: Mpi, forms: Path, kind: str
 
 @pytest.mark.parametrize(("mpi", "form"), [
     pytest.param(*one.values, form, marks=one.marks, id=f"{one.id}-{form}") for one in MPICH_FIRST
-    for form in ("application.pyz", "application", "compiled.pyc", "-") if (one.id, form) != ("openmpi5", "-")])
+    for form in ("application.pyz", "application", "compiled.pyc")])
 def test_every_rank_runs_it(mpi: Mpi, forms: Path, form: str) -> None:
-    """Launchers pass standard input to rank 0 alone; the script that stands there reaches the others, too."""
     need(mpi.missing())
-    source = LOOK if form == "-" else ""
-    command = [*words(form, forms), *(["reads"] if source else [])]
-    plain = json.loads(see(mpi, command, forms, source))
-    (text := forms.parent / "ranks.input").write_text(source)
-    command = mpiexec_command(mpi, 2, "-m", "mpiddp", "--quiet", *command)
-    done = check(processes.run("sh", "-c", f'exec "$@" < {text}', "sh", *command, timeout=DEADLINE_S, cwd=forms,
-                               env=single_node_environ(mpi)))
+    command = words(form, forms)
+    plain = json.loads(see(mpi, command, forms))
+    done = check(mpiexec(mpi, 2, "--quiet", *command, cwd=forms))
     ranks = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(ranks) == 2
     for seen in ranks:
@@ -144,18 +128,7 @@ def test_every_rank_runs_it(mpi: Mpi, forms: Path, form: str) -> None:
         assert seen["path"][0] == plain["path"][0]
 
 
-def test_standard_input_under_srun(cluster: Cluster) -> None:
-    """All ranks get it there; none of them reads the script twice."""
-    mpi, text = MPIS["openmpi4"], RUN / "script.input"
-    need(mpi.missing()[:1])
-    text.write_text(LOOK)
-    done = check(cluster.run("sh", "-c", f"srun --mpi=pmix -N2 -n3 {mpi.python} -m mpiddp - reads < {text}",
-                             timeout=DEADLINE_S, env=mpi.environ(), cwd=RUN))
-    assert [json.loads(line)["input"] for line in done.stdout.splitlines()] == ["", "", ""]
-
-
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["-"], message("launch/stdin_empty")),
     (["package_of_data"], message("launch/no_main_module", path="package_of_data", kind="directory")),
     (["data.zip"], message("launch/no_main_module", path="data.zip", kind="zip file")),
     (["other.pyc"], "other.pyc: bad magic number in"),
@@ -170,16 +143,10 @@ def test_what_is_no_script(quick: Mpi, tmp_path: Path, arguments: list[str], wor
     assert done.stderr.count("mpiddp: cannot start: script-") == done.stderr.count(words) == 1, done.stderr
 
 
-@pytest.mark.mpi
-def test_an_mpirun_that_does_not_pass_on_the_end_of_its_input(tmp_path: Path) -> None:
-    mpi = MPIS["openmpi5"]
-    need(mpi.missing())
-    (tmp_path / "script.py").write_text("print('runs')\n")
-    command = mpiexec_command(mpi, 2, "-m", "mpiddp", "-")
-    done = processes.run("sh", "-c", f'exec "$@" < {tmp_path}/script.py', "sh", *command, timeout=DEADLINE_S,
-                         env=single_node_environ(mpi))
-    assert done.returncode == 3, done.stderr
-    assert message("launch/stdin_not_forwarded", seconds=10) in done.stderr
+def test_a_script_on_standard_input_is_refused_once(quick: Mpi) -> None:
+    done = mpiexec(quick, 2, "-")
+    assert done.returncode == 2
+    assert done.stderr.count(message("launch/script_on_stdin")) == 1
 
 
 def test_an_absolute_path_needs_no_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,31 +155,3 @@ def test_an_absolute_path_needs_no_working_directory(tmp_path: Path, monkeypatch
     monkeypatch.chdir(left)
     left.rmdir()
     assert read_script_facts(Script(str(script))).error is None
-
-
-def test_a_supervised_script_is_a_file() -> None:
-    with pytest.raises(CommandError, match=re.escape(message("supervise/script_on_stdin"))):
-        take_our_options(["python", "-m", "mpiddp", "--quiet", "-", "a"])
-    assert take_our_options(["python", "-m", "mpiddp", "train.py", "-"])[0][-1] == "-"
-
-
-def test_a_script_on_standard_input_that_does_not_end(quick: Mpi, tmp_path: Path) -> None:
-    """Whoever leaves the pipe open is told, and the job does not wait for ever."""
-    ours, its = os.pipe()
-    try:
-        command = mpiexec_command(quick, 2, "-m", "mpiddp", "--startup-timeout=12", "-")
-        done = processes.run("sh", "-c", f'exec "$@" < /proc/{os.getpid()}/fd/{ours}', "sh", *command,
-                             timeout=DEADLINE_S, cwd=tmp_path, env=single_node_environ(quick))
-    finally:
-        os.close(ours)
-        os.close(its)
-    assert done.returncode == 3, done.stderr
-    assert message("launch/stdin_wait", seconds=10) in done.stderr
-    assert done.stderr.count("cannot start: ") == 1
-
-
-def test_a_terminal_has_no_script(quick: Mpi, tmp_path: Path) -> None:
-    on_terminal = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
-    done = alone(quick, "-c", on_terminal, quick.python, "-m", "mpiddp", "-", cwd=tmp_path)
-    assert done.returncode == 3
-    assert message("launch/stdin_terminal") in done.stdout

@@ -14,7 +14,6 @@ DEFAULT_FOLD_WINDOW_S = 1.0
 DEFAULT_PREFIX = "[{rank} {host}] "
 BLOCKED_EXIT_TIMEOUT_S = 300.0  # --exit-timeout if all other ranks wait in collectives in vain; NCCL's is 600 s
 AUTO_FOLDER = "auto"  # for --stage
-STANDARD_INPUT = "-"  # instead of a script's path
 RESTART_VARIABLE = "MPIDDP_RESTART_COUNT"  # which mpiddp.supervise sets
 SITE_VARIABLE = "MPIDDP_SITE"  # names the site profile; empty: none is wanted
 SITE_PREFIX_FILE = "share/mpiddp/site.toml"  # the site profile in the folder of Python's environment
@@ -47,7 +46,7 @@ class CheckMode(TextEnum):
 class Script(NamedTuple):
     """The program to run, with its own arguments: a file, a module if `is_module`, or the code itself if `is_code`.
 
-    A file may be a folder or a zip file with a `__main__`, or STANDARD_INPUT.
+    A file may be a folder or a zip file with a `__main__`.
     """
 
     target: str
@@ -58,12 +57,7 @@ class Script(NamedTuple):
     @property
     def is_file(self) -> bool:
         """Whether the program is at a path."""
-        return not (self.is_module or self.is_code or self.is_input)
-
-    @property
-    def is_input(self) -> bool:
-        """Whether the program is read from standard input."""
-        return self.target == STANDARD_INPUT and not (self.is_module or self.is_code)
+        return not (self.is_module or self.is_code)
 
 
 class DryRunShape(NamedTuple):

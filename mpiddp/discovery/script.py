@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import importlib.util
 import os
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec, PathFinder, SourcelessFileLoader
 from typing import NamedTuple
 
-from ..base.config import STANDARD_INPUT, Script
+from ..base.config import Script
 
 # A script with one of these words reads its rank, or uses a library that does.
 RANK_WORDS = (b"rank", b"world_size", b"procid", b"mpi4py", b"mpiddp", b"deepspeed", b"horovod", b"torch.distributed")
@@ -43,8 +42,7 @@ class ScriptFacts(NamedTuple):
     reads_local_rank: bool = False
 
 
-# The sources of scripts by path. That of standard input is put here when rank 0 has read it.
-sources: dict[str, bytes] = {}
+sources: dict[str, bytes] = {}  # of scripts and modules, by path
 
 
 def read_script_facts(script: Script) -> ScriptFacts:
@@ -80,8 +78,6 @@ def read_source_facts(path: str, source: bytes) -> ScriptFacts:
 def read_source(path: str) -> bytes:
     """Return the source of a script, which is read once."""
     if path not in sources:
-        if path == STANDARD_INPUT:
-            raise FileNotFoundError(errno.ENOENT, "not read yet", path)
         with open(path, "rb") as file:
             sources[path] = file.read()
     return sources[path]
@@ -89,8 +85,6 @@ def read_source(path: str) -> bytes:
 
 def make_absolute(path: str) -> str:
     """Return a script's absolute path as Python makes it: "./" and ".." stay in it (_Py_abspath)."""
-    if path == STANDARD_INPUT:
-        return "<stdin>"
     if os.path.isabs(path):  # the working directory need not exist
         return path
     return os.path.join(os.getcwd(), path) if path not in ("", ".") else os.getcwd()

@@ -16,7 +16,6 @@ from ..base.config import (
     DEFAULT_STARTUP_TIMEOUT_S,
     RESTART_VARIABLE,
     SITE_VARIABLE,
-    STANDARD_INPUT,
     CheckMode,
 )
 from .parser import (
@@ -209,7 +208,7 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     ours: list[str] = []
     rest = list(arguments)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "--", STANDARD_INPUT):
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "--", "-"):
         name, *value = rest.pop(0).split("=", 1)
         name = dashed if (dashed := name.replace("_", "-")).removeprefix("--") in {*OPTIONS, *FLAGS} else name
         ours.append("=".join([name, *value]))

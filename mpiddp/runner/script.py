@@ -1,7 +1,7 @@
 """Run the user's script in this process as `python script.py`, `python -m module` or `python -c code` would.
 
-A script may also be a folder or a zip file with a `__main__`, bytecode, or `-` for standard input. Instead of Python
-itself another program may run this package and continue afterwards, such as a profiler.
+A script may also be bytecode, or a folder or a zip file with a `__main__`. Instead of Python itself another program may
+run this package and continue afterwards, such as a profiler.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import sys
 import types
 
-from ..base.config import STANDARD_INPUT, Script
+from ..base.config import Script
 from ..base.termination import c_exit
 from ..discovery.script import compile_command, compile_file, find_application, find_module, is_bytecode, make_absolute
 from . import teardown
@@ -62,12 +62,10 @@ def run_main(script: Script) -> None:
 
 
 def make_file_main(path: str) -> tuple[types.ModuleType, types.CodeType]:
-    """Return an empty `__main__` for a script file, or for standard input, and its code."""
+    """Return an empty `__main__` for a script file, and its code."""
     main = types.ModuleType("__main__")
     main.__file__ = make_absolute(path)
-    if path == STANDARD_INPUT:
-        main.__loader__ = importlib.machinery.BuiltinImporter
-    elif is_bytecode(path):
+    if is_bytecode(path):
         main.__loader__ = importlib.machinery.SourcelessFileLoader("__main__", main.__file__)
     else:
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)

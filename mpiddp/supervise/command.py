@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from ..base.config import STANDARD_INPUT
 from ..options.table import split_command
 from ..systems import launchers
 from ..systems.launchers import NO_LAUNCHER, JobStep, Launcher
@@ -97,16 +96,13 @@ def find_program(
 def take_our_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
     """Return the words without mpiddp's --error-file, and the values of it and of --abort-grace, empty if not given.
 
-    mpiddp's options are between `-m mpiddp` or `mpiddp` and the script. Raises CommandError for a script on standard
-    input.
+    mpiddp's options are between `-m mpiddp` or `mpiddp` and the script.
     """
     by_module = [position + 2 for position, pair in enumerate(pairwise(words)) if pair == ("-m", "mpiddp")]
     begins = by_module or [position + 1 for position, word in enumerate(words) if os.path.basename(word) == "mpiddp"]
     if not begins:
         return tuple(words), "", ""
     ours, script = split_command(words[begins[0]:])
-    if script[:1] == [STANDARD_INPUT]:
-        raise CommandError("a restart cannot read standard input (-) a second time; save the script to a file")
     values = {"--error-file": "", "--abort-grace": ""}
     left = []
     while ours:
