@@ -200,7 +200,6 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     job.membership.groups.adopt_calls()
     hook_exec(functools.partial(leave_before_exec, job, config))
     signals.protect_workers()
-    warn_late_variables(job.membership, config)
     watch_training(job, config)
     at_end = functools.partial(warn_independent_ranks, job, config)
     status, failure = 0, None
@@ -289,16 +288,6 @@ def advise_single_process() -> str:
     if getattr(state, "_shared_state", {}).get("num_processes") == 1:
         return ACCELERATE_ADVICE
     return LIGHTNING_ADVICE if {"lightning", "pytorch_lightning"} & sys.modules.keys() else ""
-
-
-def warn_late_variables(member: Membership, config: LaunchConfig) -> None:
-    """Warn `late-variable` if rank 0's script sets variables that have been read already."""
-    env = member.environment
-    if env.rank == 0 and config.script is not None:
-        from .late_variables import find_late_variables  # the other ranks need not load it
-
-        backend = env.backend if config.init else ""
-        warn(find_late_variables(config.script, os.environ, env.device.type, backend))
 
 
 def with_local_rank(script: Script, option: str) -> Script:
