@@ -7,13 +7,12 @@ import sys
 import time
 
 from ..base.errors import EXIT_USAGE
-from ..base.files import open_for_writing
 from ..base.stderr import print_answer, write_line
 from ..base.version import __version__
 from ..options.parser import Parser
 from .client import InspectOptions, UnansweredError, describe_unseen, find_endpoint, request_snapshot
 from .registry import JobEndpoint
-from .snapshot import Snapshot, as_json, draw_svg, format_table, format_threads, has_lock_wait
+from .snapshot import as_json, format_table, format_threads, has_lock_wait
 
 DESCRIPTION = "Show where the ranks of a running job are, and which of them are outliers.\nThe job continues."
 LOCK_HINT = "  waiting for a lock that another thread holds? --threads shows all threads (needs py-spy)"
@@ -55,7 +54,6 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
                         "the job's environment, and a site that allows tracing processes)")
     parser.add_argument("--native", action="store_true", help="like --threads, with the frames of C code; stops these "
                         "ranks for about a second")
-    parser.add_argument("--svg", metavar="FILE", help="draw the calls of the ranks as a tree (needs drawsvg)")
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
     options = parser.parse_args(arguments)
     if options.watch is not None and not options.watch > 0:
@@ -64,27 +62,14 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def print_snapshot(endpoint: JobEndpoint, options: argparse.Namespace) -> int:
-    """Print a snapshot of a job, and draw it with --svg; return the exit status."""
+    """Print a snapshot of a job; return the exit status."""
     inspect = InspectOptions(options.native) if options.threads or options.native else None
     snapshot, threads = request_snapshot(endpoint, inspect)
     title = (f"job {endpoint.name}, {endpoint.ranks:,} rank{'s' * (endpoint.ranks != 1)}"
              f"{snapshot.step and f', {snapshot.step}'}")
     hint = [] if threads or not has_lock_wait(snapshot) else [LOCK_HINT]
     table = [title, *format_table(snapshot), *hint, *format_threads(threads)]
-    status = print_answer(as_json(snapshot, threads) if options.json else "\n".join(table))
-    return write_svg(snapshot, title, options.svg) or status if options.svg else status
-
-
-def write_svg(snapshot: Snapshot, title: str, path: str) -> int:
-    """Draw a snapshot into a file, or print why that failed; return the exit status."""
-    try:
-        with open(open_for_writing(path), "w", encoding="utf-8") as file:
-            file.write(draw_svg(snapshot, title))
-    except (ImportError, OSError) as error:
-        needs = " (pip install drawsvg)" if isinstance(error, ImportError) else ""
-        write_line(f"mpiddp.where: cannot draw {path}: {error}{needs}")
-        return 1
-    return 0
+    return print_answer(as_json(snapshot, threads) if options.json else "\n".join(table))
 
 
 if __name__ == "__main__":

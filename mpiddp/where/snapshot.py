@@ -1,11 +1,11 @@
-"""A snapshot of a job: a sample of each rank, the ranks at one location as a group; as JSON, a table, a drawing."""
+"""A snapshot of a job: a sample of each rank, the ranks at one location as a group; as JSON and as a table."""
 
 from __future__ import annotations
 
 import enum
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..base.text import find_runs, fold_hosts, format_ranges
@@ -14,8 +14,6 @@ from ..failure.stack import Frame
 MAX_RANKS_WIDTH = 30  # characters
 MAX_GROUPS = 200  # and findings, in JSON; a job with more gives no clear finding
 NO_HOST_CHARACTER = re.compile(r"[^\w.:-]")
-ROW_HEIGHT, GAP, LETTER_WIDTH = 40, 6, 7.2
-PLAIN, OUTLIER, FILL, PAPER = "#333", "#c00", "#eef3f8", "white"
 
 
 class Activity(enum.Enum):
@@ -78,7 +76,7 @@ class RankSample(NamedTuple):
     wchan: str = ""  # the kernel function in which the main thread sleeps
     cores: float = 0.0  # share of a core that the main thread used or waited for, while it was sampled
     busy_s: float = 0.0  # CPU time of the rank and its descendants since they started; without the rank's if it `spins`
-    moved_bytes: int = 0  # bytes they read, wrote, sent and received, except to the job's store and to the sentinel
+    moved_bytes: int = 0  # that they read and wrote, and at least received on sockets, except from the sentinel
     has_answered: bool = True  # whether the sentinel answered
     has_ended: bool = False  # whether the script has reached its end
     children: tuple[ChildProcess, ...] = ()
@@ -220,57 +218,3 @@ def format_row(group: RankGroup) -> tuple[str, str, str, str]:
 def make_printable(text: str) -> str:
     """Return a text in which `?` replaces characters that control a terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
-
-
-class Box(NamedTuple):
-    """A call made by the ranks of consecutive rows."""
-
-    column: int
-    first: int
-    last: int
-    text: str
-
-
-def draw_svg(snapshot: Snapshot, title: str) -> str:
-    """Return the snapshot as a tree of calls, outliers in red; raise ImportError if drawsvg is not installed."""
-    import drawsvg
-
-    groups = sorted(snapshot.groups, key=call_path)
-    boxes = list(build_tree([call_path(group) for group in groups]))
-    columns = range(max((box.column for box in boxes), default=-1) + 1)
-    widths = [LETTER_WIDTH * max(len(box.text) for box in boxes if box.column == column) + 3 * GAP
-              for column in columns]
-    lefts = [GAP, *(GAP + sum(widths[:column + 1]) for column in columns)]
-    below = 2 * ROW_HEIGHT + len(groups) * ROW_HEIGHT
-    width = max([lefts[-1], *(LETTER_WIDTH * len(line) for line in (title, *snapshot.findings))]) + 2 * GAP
-    drawing = drawsvg.Drawing(width, below + 20 * len(snapshot.findings), font_family="monospace")
-    drawing.append(drawsvg.Rectangle(0, 0, drawing.width, drawing.height, fill=PAPER))
-    drawing.append(drawsvg.Text(make_printable(title), 14, GAP, 24, fill=PLAIN))
-    for column, first, last, text in boxes:
-        top, is_outlier = ROW_HEIGHT * (first + 1), any(group.is_outlier for group in groups[first:last + 1])
-        color = OUTLIER if is_outlier else PLAIN
-        drawing.append(drawsvg.Rectangle(lefts[column], top, widths[column] - GAP,
-                                         ROW_HEIGHT * (last - first + 1) - GAP, fill=FILL, stroke=color))
-        drawing.append(drawsvg.Text(make_printable(text), 12, lefts[column] + GAP, top + 22, fill=color))
-    for number, finding in enumerate(snapshot.findings):
-        drawing.append(drawsvg.Text(make_printable(finding), 12, GAP, below + 20 * number, fill=PLAIN))
-    return str(drawing.as_svg())
-
-
-def call_path(group: RankGroup) -> tuple[str, ...]:
-    """Return the calls of a group's ranks, the outermost first, and then ranks, hosts and state."""
-    ranks, hosts, state, line = format_row(group)
-    return (*filter(None, line.replace("; ", " → ").split(" → ")), f"{ranks} on {hosts}: {state}")
-
-
-def build_tree(paths: Sequence[tuple[str, ...]], column: int = 0, first_row: int = 0) -> Iterator[Box]:
-    """Yield the boxes of sorted paths, equal calls joined; the first path is in row `first_row`."""
-    start = 0
-    while start < len(paths):
-        end = start + 1
-        if column < len(paths[start]):
-            while end < len(paths) and paths[end][column:column + 1] == paths[start][column:column + 1]:
-                end += 1
-            yield Box(column, first_row + start, first_row + end - 1, paths[start][column])
-            yield from build_tree(paths[start:end], column + 1, first_row + start)
-        start = end
