@@ -127,6 +127,6 @@ class Sample(NamedTuple):
     native: str = ""
 
 
-RankSample = StackSample | Progress
+RankReply = StackSample | Progress
 AskerToCoordinator = SnapshotRequest | ThreadsRequest
 CoordinatorToAsker = SnapshotReply | ThreadsReply
