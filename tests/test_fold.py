@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiddp.output import line_merger
-from mpiddp.output.line_merger import LineMerger, MergedLines, format_ranks
+from mpiddp.output.line_merger import LineMerger, MergedLines, format_rank_bits
 from mpiddp.output.streams import DropPolicy, Prefixer, Splitter, add_prefix, split_for_pipe
 from mpiddp.output.terminal import ProgressBar, ProgressBars
 from mpiddp.output.upstream import decode_lines, encode_lines
@@ -31,8 +31,8 @@ def singles(lines: Sequence[MergedLines]) -> list[MergedLines]:
 
 
 def screen(lines: Sequence[MergedLines]) -> list[str]:
-    found = [f"[{format_ranks(one.ranks)}] {line}" for one in lines for line in str(one).split("\n")]
-    assert found == [f"[{format_ranks(one.ranks)}] {one}" for one in singles(lines)]
+    found = [f"[{format_rank_bits(one.ranks)}] {line}" for one in lines for line in str(one).split("\n")]
+    assert found == [f"[{format_rank_bits(one.ranks)}] {one}" for one in singles(lines)]
     return found
 
 

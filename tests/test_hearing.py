@@ -36,12 +36,12 @@ ANSWERING_S = 30  # for all answers of a test, on a machine that is busy
 class Asked:
     """A process with a window, its child, and who asks them."""
 
-    def __init__(self, pid: int, child: int, sight: InspectFds) -> None:
+    def __init__(self, pid: int, child: int, inspect_fds: InspectFds) -> None:
         self.pid, self.child = pid, child
         self.errors: list[Exception] = []
         self._loop = EventLoop(self.errors.append)
-        self._collector = StackCollector(self._loop, pid, sight)
-        os.write(sight.socket, b"%b%d%b" % (TRACER, os.getpid(), TRACER_END))
+        self._collector = StackCollector(self._loop, pid, inspect_fds)
+        os.write(inspect_fds.socket, b"%b%d%b" % (TRACER, os.getpid(), TRACER_END))
 
     @property
     def native(self) -> list[str]:

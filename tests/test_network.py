@@ -20,8 +20,8 @@ from mpiddp.bootstrap import probe as probing
 from mpiddp.bootstrap.probe import CONNECT_TIMEOUT_S, OTHER_ADDRESS_TIMEOUT_S, AddressProber, ProbeTarget
 from mpiddp.discovery.host import Interface
 from mpiddp.ipc.event_loop import EventLoop
+from mpiddp.ipc.probe_responder import ProbeResponder
 from mpiddp.planning.network import ProbeResult
-from mpiddp.sentinel.connections import ProbeResponder
 from tests.cluster import Cluster
 from tests.cluster.cluster import NODES, ip, namespace
 from tests.messages import find, message
@@ -43,7 +43,8 @@ def door() -> Iterator[ProbeTarget]:
     """Return where a loop like a sentinel's answers."""
     errors: list[Exception] = []
     loop = EventLoop(errors.append)
-    found = ProbeResponder(loop, "token")
+    found = ProbeResponder("token")
+    loop.watch(found, found.respond)
 
     def end() -> None:
         found.close()

@@ -14,7 +14,7 @@ from mpiddp.failure.root_cause import Report, ReportKind, RootCause
 from mpiddp.ipc.channel import Channel, Codec, Text, Unreadable, encode
 from mpiddp.output.protocol import Forwarded
 from mpiddp.sentinel.protocol import (
-    Decision,
+    EndDecision,
     EndRank,
     Failed,
     JobEnds,
@@ -23,7 +23,7 @@ from mpiddp.sentinel.protocol import (
     Stage,
 )
 
-Sent = Stage | RegisterRank | Failed | ReasonPrinted | JobEnds | Decision | EndRank | Forwarded
+Sent = Stage | RegisterRank | Failed | ReasonPrinted | JobEnds | EndDecision | EndRank | Forwarded
 CODEC: Codec[Sent] = Codec(Sent)
 TOKEN = "0123456789abcdef" * 2
 BRACKETS = b'{"a":' + b"[" * 1440 + b"\n"
@@ -42,7 +42,7 @@ def report(rank: int) -> Report:
 
 SOME_MESSAGES: list[Sent] = [
     Stage("MPI_Init"), RegisterRank(member(1), "::1", 77, TOKEN), Failed(report(1), gone=True), ReasonPrinted(),
-    JobEnds(75, True, True), Decision(None, 1, False), Decision(RootCause(report(1), "others", True), 1, True),
+    JobEnds(75, True, True), EndDecision(None, 1, False), EndDecision(RootCause(report(1), "others", True), 1, True),
     Forwarded(False), Stage("\udcff\n"),
 ]
 NONSENSE = {
@@ -50,7 +50,7 @@ NONSENSE = {
     "one field too many": b'{"ReasonPrinted": {"x": 1}}',
     "no number": b'{"EndRank": {"status": "1"}}', "no truth": b'{"Failed": {"report": null, "gone": 1}}',
     "another report": b'{"Failed": {"report": {"no": "report"}, "gone": false}}', "a list": b'{"EndRank": [3]}',
-    "no verdict": b'{"Decision": {"verdict": [], "status": 1, "abort": true}}',
+    "no verdict": b'{"EndDecision": {"verdict": [], "status": 1, "abort": true}}',
 }
 STRANGE_LINES = [
     b"", b"Fatal Python error: Aborted", b"{", b"{}", b"[]", b'{"EndRank": {"status": 1}, "ReasonPrinted": {}}',
@@ -69,7 +69,7 @@ def test_a_message_comes_as_it_was_sent(message: Sent) -> None:
 def test_a_decision_for_a_script_that_has_unloaded_our_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("mpiddp")]:
         monkeypatch.delitem(sys.modules, name)
-    decision = Decision(RootCause(report(1)), 1, abort=True)
+    decision = EndDecision(RootCause(report(1)), 1, abort=True)
     assert CODEC.decode(encode(decision)) == decision
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.ipc import authentication
-from mpiddp.output.upstream import FrameConnection, FrameKind
+from mpiddp.output.upstream import FrameConnection, MessageKind
 from tests import processes
 from tests.messages import find, message
 from tests.support import (
@@ -93,7 +93,7 @@ def test_a_relay_that_reads_nothing_for_a_while_is_not_lost(monkeypatch: pytest.
             for connection in (sender, receiver):
                 authentication.enable_keepalive(connection, may_stall=True)
             receiver.settimeout(DEADLINE_S)
-            sending = pool.submit(FrameConnection(sender).send, FrameKind.STDOUT, bytes(size))
+            sending = pool.submit(FrameConnection(sender).send, MessageKind.STDOUT, bytes(size))
             time.sleep(4)
             assert not sending.done()
             while size > 0:

@@ -48,7 +48,7 @@ from mpiddp.sentinel.events import (
 from mpiddp.sentinel.protocol import (
     Admitted,
     CoordinatorToSentinel,
-    Decision,
+    EndDecision,
     Failed,
     Hello,
     Leave,
@@ -244,7 +244,7 @@ def test_a_crowd_of_strangers_does_not_keep_a_sentinel_out(meeting: Meeting) -> 
         wire = joining.result(WAIT_S)
     assert meeting.heard() == WatchPeerProcess(1, os.getpid())
     wire.send(Failed(report(1)))
-    assert wire.receive(WAIT_S) == [Decision(RootCause(report(1)), 1, abort=True)]
+    assert wire.receive(WAIT_S) == [EndDecision(RootCause(report(1)), 1, abort=True)]
     assert meeting.excuses == []
     for stranger in strangers:
         stranger.close()
@@ -325,7 +325,7 @@ def test_a_rank_that_cannot_be(other: RankIdentity, meeting: Meeting) -> None:
     with pytest.raises(EOFError):
         dial(RegisterRank(other, "127.0.0.1", meeting.office.port, TOKEN)).receive(WAIT_S)
     first.send(Failed(report(1)))
-    assert first.receive(WAIT_S) == [Decision(RootCause(report(1)), 1, abort=True)]
+    assert first.receive(WAIT_S) == [EndDecision(RootCause(report(1)), 1, abort=True)]
 
 
 def test_a_rank_whose_sentinel_was_killed_speaks_for_itself(meeting: Meeting) -> None:
@@ -335,7 +335,7 @@ def test_a_rank_whose_sentinel_was_killed_speaks_for_itself(meeting: Meeting) ->
     wire.send(Hello(1, "n0", os.getpid(), "0"))  # it cannot know whether its sentinel has said that
     wire.send(SentinelLost())
     wire.send(Failed(report(1)))
-    assert wire.receive(WAIT_S) == [Decision(RootCause(report(1)), 1, abort=True)]
+    assert wire.receive(WAIT_S) == [EndDecision(RootCause(report(1)), 1, abort=True)]
 
 
 def test_rank_0_is_missed_when_it_ends_and_not_when_its_sentinel_does() -> None:
@@ -370,7 +370,7 @@ def test_a_peer_that_says_nonsense_is_heard_all_the_same(meeting: Meeting) -> No
         wire._socket.sendall(nonsense + b"\n")
     wire._socket.sendall(BRACKETS)
     wire.send(Failed(report(1)))
-    assert wire.receive(WAIT_S) == [Decision(RootCause(report(1)), 1, abort=True)]
+    assert wire.receive(WAIT_S) == [EndDecision(RootCause(report(1)), 1, abort=True)]
     unreadable = [line for line in NONSENSE.values() if isinstance(CODEC.decode(line), Unreadable)]
     assert [type(error) for error in meeting.excuses] == [ValueError] * len(unreadable) != []  # others are not for it
 

@@ -16,7 +16,7 @@ from mpiddp.sentinel import watcher as watcher_module
 from mpiddp.sentinel.coordinator import FINAL_PRINT_TIMEOUT_S, Coordinator
 from mpiddp.sentinel.protocol import (
     LAUNCHER_KILL_TIMEOUT_S,
-    Decision,
+    EndDecision,
     EndRank,
     Failed,
     Hello,
@@ -81,7 +81,7 @@ def test_a_report_that_crosses_the_end_of_the_job_is_not_lost(watcher: Watcher, 
     crossing = [events.FromCoordinator(JobFinished()), events.FromRank(Failed(LOST))]
     for event in crossing if over_first else reversed(crossing):
         assert to_rank(watcher.handle(event, 2.0)) == []
-    assert to_rank(watcher.handle(events.Rank0Lost(True), 2.1)) == [Decision(RootCause(LOST), 3, True)]
+    assert to_rank(watcher.handle(events.Rank0Lost(True), 2.1)) == [EndDecision(RootCause(LOST), 3, True)]
 
 
 @pytest.mark.parametrize(("script_ended", "wait_s"), [(False, LAUNCHER_KILL_TIMEOUT_S), (True, LEAVE_TIMEOUT_S)])
@@ -108,7 +108,7 @@ def test_without_a_coordinator_each_rank_that_fails_reports_and_others_wait_for_
     assert watcher.handle(events.CoordinatorLost(), 2.0) == []
     assert watcher.phase == Working()
     failed = LOST._replace(kind=kind)
-    decision = Decision(RootCause(failed), 3, True)
+    decision = EndDecision(RootCause(failed), 3, True)
     actions = watcher.handle(events.FromRank(Failed(failed)), 3.0)
     assert to_rank(actions) == ([] if waits else [decision])
     assert (events.SetTimer("decision", LAUNCHER_KILL_TIMEOUT_S) in actions) == waits
@@ -127,7 +127,7 @@ def test_without_a_coordinator_a_crash_is_reported_and_what_a_launcher_may_have_
 
 def test_a_rank_whose_report_crosses_the_jobs_end_is_told_to_end(watcher: Watcher) -> None:
     watcher.handle(events.FromCoordinator(JobEnds(7, abort=False)), 2.0)
-    assert to_rank(watcher.handle(events.FromRank(Failed(LOST)), 2.1)) == [Decision(None, 7, False)]
+    assert to_rank(watcher.handle(events.FromRank(Failed(LOST)), 2.1)) == [EndDecision(None, 7, False)]
     assert to_rank(watcher.handle(events.FromCoordinator(JobEnds(7, abort=True)), 2.2)) == [EndRank(7)]
 
 
@@ -189,7 +189,7 @@ def test_a_reason_that_nobody_tells_is_told_by_the_coordinator() -> None:
     coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", 77, "1")), 1.0)
     coordinator.handle(events.FromPeer(1, Failed(report(1))), 2.0)
     ruled = coordinator.handle(events.Due("select"), 2.1)
-    assert events.ToPeer(1, Decision(RootCause(report(1)), 1, True)) in ruled
+    assert events.ToPeer(1, EndDecision(RootCause(report(1)), 1, True)) in ruled
     gone = coordinator.handle(events.OwnRankEnded(in_order=False), 3.0)
     assert events.SetTimer("unprinted", FINAL_PRINT_TIMEOUT_S) in gone
     assert coordinator.has_unprinted_verdict
@@ -234,7 +234,7 @@ def test_a_rank_whose_sentinel_is_killed_hears_again_what_that_may_have_heard() 
         events.ToPeer(2, WatchPeerProcess(rank, 70 + rank)) for rank in (1, 2, 3)]
     assert coordinator.handle(events.FromPeer(3, SentinelLost()), 2.0) == []
     coordinator.handle(events.FromPeer(3, Failed(report(3))), 3.0)
-    decision = events.ToPeer(3, Decision(RootCause(report(3)), 1, True))
+    decision = events.ToPeer(3, EndDecision(RootCause(report(3)), 1, True))
     assert decision in coordinator.handle(events.Due("select"), 3.2)
     assert coordinator.handle(events.FromPeer(3, SentinelLost()), 3.3) == [decision]
     coordinator.handle(events.FromPeer(3, ReasonPrinted()), 3.4)

@@ -276,6 +276,14 @@ def read_number(path: str) -> int:
         return -1
 
 
+def read_stat(pid: int) -> tuple[str, list[str]]:
+    """Return a process's name, and the fields of /proc/PID/stat after it (man 5 proc); raise OSError if hidden."""
+    with open(f"/proc/{pid}/stat", "rb") as file:  # a name may be invalid UTF-8
+        text = file.read().decode(errors="replace")
+    name, _, fields = text.partition(" (")[2].rpartition(") ")
+    return name, fields.split()
+
+
 @contextlib.contextmanager
 def replace_file(path: str, part: str) -> Iterator[BinaryIO]:
     """Yield a new file, `part`, that replaces `path` atomically at the end of the block, or is removed on an error."""

@@ -11,11 +11,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from .stderr import LAUNCHER_FORWARDING_S, STDERR
-from .timeouts import run_with_timeout
+from .timeouts import run_briefly
 
 IO_BASE = io.IOBase.__bases__[0]  # the type in C of all files: issubclass() with it calls no Python code
 hard_exit = os._exit  # Python's own: os._exit is replaced while a script runs
@@ -81,13 +80,7 @@ def flush_streams() -> None:
     """Flush all of C's streams; do not wait long for a stream that a thread has locked."""
     import ctypes
 
-    run_briefly(lambda: ctypes.CDLL(None).fflush(None))
-
-
-def run_briefly(action: Callable[[], object]) -> None:
-    """Call `action` in another thread, and wait for it no longer than LAUNCHER_FORWARDING_S."""
-    with contextlib.suppress(RuntimeError, TimeoutError):  # no thread can be started, or it takes longer
-        run_with_timeout(LAUNCHER_FORWARDING_S, action)
+    run_briefly(lambda: ctypes.CDLL(None).fflush(None), LAUNCHER_FORWARDING_S)
 
 
 def flush_files() -> list[Any]:
@@ -102,7 +95,7 @@ def flush_files() -> list[Any]:
 
 def flush_and_wait() -> None:
     """Flush, and give the launcher time to read the output; do not wait for a file system that hangs."""
-    run_briefly(flush_files)
+    run_briefly(flush_files, LAUNCHER_FORWARDING_S)
     flush()
     time.sleep(LAUNCHER_FORWARDING_S)
 

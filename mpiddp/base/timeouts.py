@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -32,3 +33,9 @@ def run_with_timeout(limit_s: float, work: Callable[[], Result]) -> Result:
     finally:
         outcome.clear()  # breaks the cycle of an error and this frame, so that memory held by `work` is freed now
         del result
+
+
+def run_briefly(action: Callable[[], object], limit_s: float) -> None:
+    """Call `action` in another thread, and wait for it no longer than `limit_s`; do nothing if there is no thread."""
+    with contextlib.suppress(RuntimeError, TimeoutError):  # no thread can be started, or it takes longer
+        run_with_timeout(limit_s, action)

@@ -79,7 +79,7 @@ def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentine
     fork_safety = choose_fork_safety(os.environ, mpi.has_verbs())
     set_env({**without_gpus, **fork_safety})  # kept: NCCL opens verbs too
     begin_stage("MPI_Init")
-    mpi.initialise_mpi(MPI)
+    mpi.call_mpi_init(MPI)
     restore_env(saved)
     sentinel.report_stage("the start after MPI_Init")
     try:

@@ -6,18 +6,15 @@ while the ranks import torch, so it costs no time.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..discovery.host import Interface
-from ..ipc.channel import listen
 from ..planning.network import ProbeResult
 
 OTHER_ADDRESS_TIMEOUT_S = 2.0  # to connect and to get the token, once another address has answered
@@ -33,34 +30,6 @@ class ProbeTarget(NamedTuple):
     addresses: tuple[str, ...]
     port: int
     token: str
-
-
-class ProbeResponder:
-    """Answers probes by a thread until it is closed, if rank 0 has no sentinel that does."""
-
-    def __init__(self, addresses: Sequence[str], port: int = 0) -> None:
-        """Listen on `port`, 0 for a free one; raise OSError if that fails."""
-        self._socket = listen("", port)
-        self.target = ProbeTarget(tuple(addresses), int(self._socket.getsockname()[1]), os.urandom(16).hex())
-        self._thread = threading.Thread(target=self._answer, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._socket.shutdown(socket.SHUT_RDWR)  # accept() returns
-        self._thread.join()
-        self._socket.close()
-
-    def _answer(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except ConnectionAbortedError:
-                continue
-            except OSError:  # closed
-                return
-            with connection, contextlib.suppress(OSError):
-                connection.sendall(self.target.token.encode())
 
 
 class AddressProber:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..base.config import LaunchConfig
 from ..discovery.host import HostFacts, Interface
 from ..ipc.channel import listen
+from ..ipc.probe_responder import ProbeResponder
 from ..planning import gpus, network
 from ..planning.environment import Endpoint
 from ..planning.job import PostTorchFacts, PostTorchPlan, PreTorchPlan, plan_post_torch, plan_pre_torch
 from ..planning.problems import choose_advice
-from .probe import ProbeResponder, ProbeTarget
+from .probe import ProbeTarget
 from .rollcall import Rendezvous
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from ..sentinel.client import SentinelClient
 
+RESPOND_INTERVAL_S = 0.05
 SCRIPT_OPEN_FILES = 512  # that the script may need
 
 
@@ -39,7 +42,7 @@ class BootstrapHost:
         self._asked = network.NetworkConstraint(config.interface, config.master_addr)
         self._offered: list[Interface] = []
         self._nodes: list[HostFacts] = []  # of each node's lowest rank
-        self._responder: ProbeResponder | None = None
+        self._all_have_probed = threading.Event()
 
     def plan_hosts(self, facts: Sequence[HostFacts]) -> list[tuple[PreTorchPlan, ProbeTarget | None]]:
         """Return each rank's plan before torch, and for one rank of each other node the addresses to probe."""
@@ -56,8 +59,7 @@ class BootstrapHost:
 
     def plan_devices(self, facts: Sequence[PostTorchFacts]) -> list[PostTorchPlan]:
         """Return each rank's plan after torch; the store listens by then."""
-        if self._responder is not None:
-            self._responder.close()  # by now every node has tried
+        self._all_have_probed.set()
         hosts = self._rendezvous.hosts
         gpus.check_torch([fact.devices for fact in facts], hosts)
         trials = {fact.place.node_rank: fact.probe_results for fact in facts if fact.probe_results}
@@ -91,8 +93,15 @@ class BootstrapHost:
         if self._sentinel is not None and (port := self._sentinel.serve_probes(token, self._sentinel_port)):
             return ProbeTarget(addresses, port, token)
         with naming_port_errors(self._sentinel_port, self._rendezvous.hosts[0]):
-            self._responder = ProbeResponder(addresses, self._sentinel_port)
-        return self._responder.target
+            responder = ProbeResponder(token, self._sentinel_port)
+        threading.Thread(target=self._answer_probes, args=(responder,), daemon=True).start()
+        return ProbeTarget(addresses, responder.port, token)
+
+    def _answer_probes(self, responder: ProbeResponder) -> None:
+        """Answer probes until every node has tried."""
+        while not self._all_have_probed.wait(RESPOND_INTERVAL_S):
+            responder.respond()
+        responder.close()
 
     def _open_store(self, address: str) -> Endpoint:
         """Serve the job's store, and make this rank's sentinel the coordinator."""

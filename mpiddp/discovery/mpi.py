@@ -179,8 +179,8 @@ def parse_mca_file(file: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, sign, value in pairs if sign}
 
 
-def initialise_mpi(mpi: Any) -> None:
-    """Initialise MPI at the thread level that mpi4py is configured for; the caller finalises it."""
+def call_mpi_init(mpi: Any) -> None:
+    """Call MPI_Init_thread() with the thread level that mpi4py is configured for; the caller finalises it."""
     import mpi4py
 
     level = mpi4py.rc.thread_level if mpi4py.rc.threads else "single"

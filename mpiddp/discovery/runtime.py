@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping, MutableMapping
 
 from ..base.config import RESTART_VARIABLE
+from ..base.files import read_stat
 from . import schedulers
 from .launchers import LaunchFacts
 
@@ -41,12 +42,6 @@ def read_bytes(path: str) -> bytes:
     """Return the content of a file; raise OSError if it cannot be read."""
     with open(path, "rb") as file:
         return file.read()
-
-
-def read_stat(pid: int) -> tuple[bytes, list[bytes]]:
-    """Return a process's name, and the fields of /proc/PID/stat after it (man 5 proc); raise OSError if hidden."""
-    name, _, fields = read_bytes(f"/proc/{pid}/stat").partition(b" (")[2].rpartition(b") ")
-    return name, fields.split()
 
 
 def find_outer_launcher(environ: Mapping[str, str]) -> str | None:
@@ -93,7 +88,7 @@ def find_step_daemon(pid: int) -> int:
             name, fields = read_stat(pid)
         except OSError:
             return 0
-        if name == b"slurmstepd":
+        if name == "slurmstepd":
             return pid
         pid = int(fields[1])
     return 0

@@ -15,7 +15,7 @@ from .line_merger import LineMerger, MergedLines
 from .protocol import AggregationConfig
 from .streams import Splitter
 from .terminal import ProgressBar, ProgressBars
-from .upstream import FrameConnection, FrameKind, decode_lines, decode_ranks
+from .upstream import FrameConnection, MessageKind, decode_lines, decode_ranks
 
 if TYPE_CHECKING:
     from .terminal import TerminalRenderer
@@ -27,7 +27,7 @@ CLOSE_TIMEOUT_S = 2.0  # for the other ranks to end after this one
 BAR_UPDATE_INTERVAL_S = 0.2
 
 OWN_RANK = "own"  # the source of this process's own rank
-OUTPUT_KINDS = (FrameKind.STDOUT, FrameKind.STDERR, FrameKind.LINES)
+OUTPUT_KINDS = (MessageKind.STDOUT, MessageKind.STDERR, MessageKind.LINES)
 
 
 class Aggregator:
@@ -84,7 +84,7 @@ class Aggregator:
         self._end_drain_if_done()
 
     def _request_drain(self, source: Hashable, connection: FrameConnection) -> None:
-        if connection.send(FrameKind.DRAIN):
+        if connection.send(MessageKind.DRAIN):
             self._draining.add(source)
 
     def close(self, then: Callable[[], object]) -> None:
@@ -126,25 +126,25 @@ class Aggregator:
             self._disconnect(source, connection)
         self._show(source)
 
-    def _take_frame(self, source: int, connection: FrameConnection, kind: FrameKind, data: bytes) -> None:
+    def _take_frame(self, source: int, connection: FrameConnection, kind: MessageKind, data: bytes) -> None:
         match kind:
-            case FrameKind.STDOUT | FrameKind.STDERR:
+            case MessageKind.STDOUT | MessageKind.STDERR:
                 self._take_data(source, connection.ranks, int(kind), data)
-            case FrameKind.LINES:
+            case MessageKind.LINES:
                 now_s = time.monotonic()
                 for lines in decode_lines(data):
                     self._merger.add(source, lines, now_s)
-            case FrameKind.RANKS:
+            case MessageKind.RANKS:
                 connection.ranks = decode_ranks(data)
                 if self._after_drain:
                     self._request_drain(source, connection)
-            case FrameKind.BAR:
+            case MessageKind.BAR:
                 self._update_bars(*(ProgressBar(*fields) for fields in json.loads(data)))
-            case FrameKind.RANKS_DONE:
+            case MessageKind.RANKS_DONE:
                 self._end_ranks(None, decode_ranks(data))
-            case FrameKind.FLUSH:
-                self.flush(partial(connection.send, FrameKind.FLUSHED))
-            case FrameKind.DRAINED:
+            case MessageKind.FLUSH:
+                self.flush(partial(connection.send, MessageKind.FLUSHED))
+            case MessageKind.DRAINED:
                 self._draining.discard(source)
                 self._end_drain_if_done()
             case _:
@@ -202,7 +202,7 @@ class Aggregator:
         if source == OWN_RANK:
             self._hold(is_held)
         elif not is_held and (connection := self._connections[source]).unacked_bytes:
-            connection.send(FrameKind.ACK, b"%d" % connection.unacked_bytes)
+            connection.send(MessageKind.ACK, b"%d" % connection.unacked_bytes)
             connection.unacked_bytes = 0
 
     def _disconnect(self, source: int, connection: FrameConnection) -> None:

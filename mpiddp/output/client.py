@@ -70,16 +70,16 @@ class RelayClient:
         self._channel.send(forward, listener)
         if listener >= 0:
             os.close(listener)
-        outflow = -1
+        relay_socket = -1
         if forward.folding is not None or forward.log.path:
             ours, its = socket.socketpair()
             self._channel.send(RelaySocket(), its.fileno())
             its.close()
-            outflow = ours.detach()
+            relay_socket = ours.detach()
         for descriptor, pipe in enumerate(self._write_ends, start=1):
             os.dup2(pipe, descriptor)
             os.close(pipe)
-        return outflow
+        return relay_socket
 
     def watch(self, on_death: Callable[[], object]) -> None:
         """Call `on_death` once if the relay dies."""

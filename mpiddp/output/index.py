@@ -10,13 +10,13 @@ import contextlib
 import json
 import os
 import re
-import threading
 from collections.abc import Sequence
 from functools import partial
 
 from ..base.files import find_risk, open_checked, open_for_writing
 from ..base.ranks import LogPlan
 from ..base.stderr import write_all
+from ..base.timeouts import run_briefly
 
 INDEX_NAME = "ranks.json"
 RECORD_BYTES = 512  # 2,000 ranks make 1 MB
@@ -119,11 +119,7 @@ def try_update_record(log: LogPlan, status: int | None = None, overwrite: bool =
                       lost: int | None = None) -> None:
     """Update a rank's record as update_record() does, but wait at most UPDATE_TIMEOUT_S for the file system."""
     if log.ranks_file:
-        values = {"status": status, "overwrite": overwrite, "is_first": is_first, "lost": lost}
-        thread = threading.Thread(target=update_record, args=(log,), kwargs=values, daemon=True)
-        with contextlib.suppress(RuntimeError):  # no thread can be started
-            thread.start()
-            thread.join(UPDATE_TIMEOUT_S)
+        run_briefly(lambda: update_record(log, status, lost, overwrite=overwrite, is_first=is_first), UPDATE_TIMEOUT_S)
 
 
 def shell_status(wait_status: int | None) -> int | None:

@@ -132,7 +132,7 @@ def number_key(number: str) -> tuple[float, str]:
     return float(number), number
 
 
-def format_ranks(ranks: int) -> str:
+def format_rank_bits(ranks: int) -> str:
     """Return ranks, the bits of an integer, as in 0-3,8."""
     digits = f"{ranks:b}"[::-1]
     return ",".join(f"{row.start()}" if row.end() - row.start() == 1 else f"{row.start()}-{row.end() - 1}"

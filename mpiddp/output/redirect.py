@@ -88,14 +88,14 @@ class Output:
         os.register_at_fork(after_in_child=self._in_child)
         if self._relay is not None:
             self._is_folded = forward.folding is not None
-            outflow = self._relay.start(forward, listener)
+            relay_socket = self._relay.start(forward, listener)
         else:
-            outflow = -1
+            relay_socket = -1
             redirect_to_devnull(1, 2)
         self._files = [file_identity(descriptor) for descriptor in (1, 2)]
         if self._relay is not None:
             self._relay.watch(self._replace_relay)
-        return outflow
+        return relay_socket
 
     def tee_to_terminal(self, text: str) -> None:
         """Print a text on the terminal as well if this rank's output is not shown there."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from ..base.text import field_names
-from .line_merger import MergedLines, format_ranks
+from .line_merger import MergedLines, format_rank_bits
 from .streams import BAR_INTERVAL_S, FdWriter, add_prefix, split_for_pipe
 
 ERASE = b"\r\033[K"
@@ -137,7 +137,7 @@ class TerminalRenderer:
         if (prefix := self._prefixes.get(ranks)) is not None:
             return prefix
         now = datetime.now().astimezone() if self._has_time else None
-        prefix = self._form.format(rank=format_ranks(ranks), time=now).encode(errors="replace")
+        prefix = self._form.format(rank=format_rank_bits(ranks), time=now).encode(errors="replace")
         if not self._has_time:
             if len(self._prefixes) > MAX_PREFIXES:
                 self._prefixes.clear()

@@ -21,8 +21,8 @@ READ_BYTES = 2**16
 MAX_UNACKED_BYTES = 2**16  # small, so that a crashed rank's output is sent soon
 
 
-class FrameKind(enum.IntEnum):
-    """What a frame holds."""
+class MessageKind(enum.IntEnum):
+    """What a frame between two relays holds."""
 
     STDOUT = 1  # bytes of a rank; empty if the stream pauses
     STDERR = 2
@@ -51,7 +51,7 @@ class FrameConnection:
         """Return the descriptor, -1 once closed."""
         return self._socket.fileno()
 
-    def send(self, kind: FrameKind, data: bytes = b"") -> bool:
+    def send(self, kind: MessageKind, data: bytes = b"") -> bool:
         """Send a frame, blocking if need be; return False if the connection is lost."""
         try:
             self._socket.sendall(HEADER.pack(kind, len(data)) + data)
@@ -59,7 +59,7 @@ class FrameConnection:
             return False
         return True
 
-    def receive(self) -> Iterator[tuple[FrameKind, bytes]]:
+    def receive(self) -> Iterator[tuple[MessageKind, bytes]]:
         """Yield the frames of one read; raise EOFError if the connection is closed or lost."""
         try:
             data = self._socket.recv(READ_BYTES)
@@ -73,7 +73,7 @@ class FrameConnection:
             if len(data) < start + HEADER.size + length:
                 break
             start += HEADER.size + length
-            yield FrameKind(kind), data[start - length:start]
+            yield MessageKind(kind), data[start - length:start]
         self._begun = data[start:]
 
     def close(self) -> None:
@@ -123,8 +123,8 @@ class Upstream:
         enable_keepalive(self._socket, may_stall=True)
         self._connection, self._challenge = FrameConnection(self._socket), ClientHandshake(token)
         self._socket.sendall(self._challenge.nonce)
-        self._unsent: list[tuple[FrameKind, bytes]] | None = [
-            (FrameKind.RANKS, encode_ranks(ranks))]  # None once the other end is authenticated
+        self._unsent: list[tuple[MessageKind, bytes]] | None = [
+            (MessageKind.RANKS, encode_ranks(ranks))]  # None once the other end is authenticated
         self._after_flush: list[Callable[[], object]] = []
         self.on_disconnect: Callable[[], Any] = lambda: None
         self.on_pause: Callable[[], object] = lambda: None
@@ -147,26 +147,26 @@ class Upstream:
 
     def take(self, stream: int, data: bytes) -> None:
         """Send data of the own rank."""
-        self._send_output(FrameKind(stream), data, lambda: self._fallback.take(stream, data))
+        self._send_output(MessageKind(stream), data, lambda: self._fallback.take(stream, data))
 
     def show(self, lines: Sequence[MergedLines]) -> None:
         """Send folded lines."""
-        self._send_output(FrameKind.LINES, encode_lines(lines), lambda: self._fallback.show(lines))
+        self._send_output(MessageKind.LINES, encode_lines(lines), lambda: self._fallback.show(lines))
 
     def draw(self, bars: Sequence[ProgressBar]) -> None:
         """Send the states of progress bars."""
-        if not self._send(FrameKind.BAR, json.dumps(bars).encode()):
+        if not self._send(MessageKind.BAR, json.dumps(bars).encode()):
             self._fallback.draw(bars)
 
     def remove_ranks(self, ranks: int) -> None:
         """Report that these ranks send no more output."""
-        if not self._send(FrameKind.RANKS_DONE, encode_ranks(ranks)):
+        if not self._send(MessageKind.RANKS_DONE, encode_ranks(ranks)):
             self._fallback.remove_ranks(ranks)
 
     def flush(self, then: Callable[[], object]) -> None:
         """Call `then` when all output sent so far is shown."""
         self._after_flush.append(then)
-        if not self._send(FrameKind.FLUSH, b""):
+        if not self._send(MessageKind.FLUSH, b""):
             self._flush_fallback()
 
     def abandon(self) -> None:
@@ -184,7 +184,7 @@ class Upstream:
             self._connection.close()
         then()
 
-    def _send(self, kind: FrameKind, data: bytes) -> bool:
+    def _send(self, kind: MessageKind, data: bytes) -> bool:
         """Send a frame, or keep it until the other end is authenticated; return False if the connection is lost."""
         if self._unsent is not None:
             self._unsent.append((kind, data))
@@ -192,7 +192,7 @@ class Upstream:
             self._disconnect()
         return self._fallback is None
 
-    def _send_output(self, kind: FrameKind, data: bytes, use_fallback: Callable[[], object]) -> None:
+    def _send_output(self, kind: MessageKind, data: bytes, use_fallback: Callable[[], object]) -> None:
         """Send output, or use the fallback if there is one."""
         if self._fallback is not None:
             use_fallback()
@@ -230,12 +230,12 @@ class Upstream:
     def _receive(self) -> None:
         try:
             for kind, data in self._connection.receive():
-                if kind is FrameKind.ACK:
+                if kind is MessageKind.ACK:
                     self._take_ack(int(data))
                     self.on_resume()
-                elif kind is FrameKind.DRAIN:
-                    self.on_drain(lambda: self._connection.send(FrameKind.DRAINED))
-                elif kind is FrameKind.FLUSHED and self._after_flush:
+                elif kind is MessageKind.DRAIN:
+                    self.on_drain(lambda: self._connection.send(MessageKind.DRAINED))
+                elif kind is MessageKind.FLUSHED and self._after_flush:
                     self._after_flush.pop(0)()
         except EOFError:
             self._disconnect()

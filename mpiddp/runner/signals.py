@@ -147,7 +147,7 @@ def release_signals() -> None:
 def watch_handlers() -> None:
     """Replace what signal.signal() calls, so that the sentinel knows which stop signals the script leaves to us."""
     if not getattr(sys.modules["_signal"].signal, "watches_handlers", False):
-        replace_function("signal", with_handler_published, sys.modules["_signal"])
+        wrap_function("signal", with_handler_published, sys.modules["_signal"])
 
 
 def with_handler_published(install: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
@@ -314,19 +314,19 @@ def hook_process_starts() -> None:
     import _posixsubprocess
     import posix
 
-    replace_function("fork_exec", with_unblocked_signals, _posixsubprocess)
+    wrap_function("fork_exec", with_unblocked_signals, _posixsubprocess)
     # subprocess has imported the same function by name
-    replace_function("_fork_exec", with_unblocked_signals, sys.modules.get("subprocess"))
+    wrap_function("_fork_exec", with_unblocked_signals, sys.modules.get("subprocess"))
     for name in ("execv", "execve"):
-        replace_function(name, with_settled_signals, posix, os)
+        wrap_function(name, with_settled_signals, posix, os)
     for name in ("posix_spawn", "posix_spawnp"):
-        replace_function(name, with_signal_mask, posix, os)
-    replace_function("system", with_spawned_shell, posix, os)
-    replace_function("signal", with_signal_claimed, sys.modules["_signal"])
+        wrap_function(name, with_signal_mask, posix, os)
+    wrap_function("system", with_spawned_shell, posix, os)
+    wrap_function("signal", with_signal_claimed, sys.modules["_signal"])
 
 
-def replace_function(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]], *modules: Any) -> None:
-    """Replace a function by `wrap` of it, by the same object in all modules that have it: pickle compares them."""
+def wrap_function(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]], *modules: Any) -> None:
+    """Replace a function by `wrap` of it: by the same object in all modules that have it: pickle compares them."""
     owners = [module for module in modules if hasattr(module, name)]
     wrapped = wrap(getattr(owners[0], name)) if owners else None
     for module in owners:

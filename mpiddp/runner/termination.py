@@ -38,7 +38,7 @@ from ..output import index
 from ..output.redirect import Output, OutputTarget, keep_streams_open, make_flush_fail
 from ..planning.environment import Endpoint
 from ..sentinel.client import SentinelClient
-from ..sentinel.protocol import Decision
+from ..sentinel.protocol import EndDecision
 from ..where import progress
 from . import teardown
 from .signals import ignore_clean_exits, mute_handlers, restore_dispositions
@@ -68,7 +68,7 @@ class Termination:
         self._flush_error = ""  # of stdout or stderr
         self._recorded_status: int | None = None  # in the index of the logs
         # If this rank fails:
-        self._decision: Decision | None = None
+        self._decision: EndDecision | None = None
         self._decision_lock = threading.RLock()
         self._report_attempts = 0
         self._traceback_printed = self._report_printed = False
@@ -82,9 +82,9 @@ class Termination:
         """Register this rank's sentinel with the coordinator; from now on it may ask this process to end itself."""
         self._sentinel.register(self._member, endpoint, self._end_on_request)
 
-    def redirect_output(self, outlet: OutputTarget) -> None:
-        """Send this process's output to an outlet from now on."""
-        self._relay_socket = self._output.start(outlet)
+    def redirect_output(self, target: OutputTarget) -> None:
+        """Send this process's output to a target from now on."""
+        self._relay_socket = self._output.start(target)
 
     @property
     def terminal(self) -> int:
@@ -309,12 +309,12 @@ class Termination:
         flush_files()
         self.end_job(status)
 
-    def _request_decision(self, report: Report) -> Decision:
+    def _request_decision(self, report: Report) -> EndDecision:
         """Report this rank's failure, and return what the coordinator decides; only the first report counts."""
         with self._decision_lock:
             self._report_attempts += 1
             if self._report_attempts > MAX_REPORT_ATTEMPTS:
-                self._decision = self._decision or Decision(RootCause(report), report.status, True)
+                self._decision = self._decision or EndDecision(RootCause(report), report.status, True)
             if self._decision is None:
                 if threading.current_thread() is threading.main_thread():
                     signal.signal(signal.SIGINT, signal.SIG_IGN)  # MPICH's launcher sends it to a failed job's ranks
@@ -325,7 +325,7 @@ class Termination:
                 self._decision = decision
             return self._decision
 
-    def _print_failure(self, decision: Decision, error: BaseException | None) -> None:
+    def _print_failure(self, decision: EndDecision, error: BaseException | None) -> None:
         """Print the traceback and the report, if this rank has to."""
         if (verdict := decision.verdict) is None or self._report_printed:
             return
@@ -361,7 +361,7 @@ class Termination:
             self._recorded_status = status
             index.try_update_record(self._member.log, status)
 
-    def _on_grace_expired(self, decision: Decision, error: BaseException) -> NoReturn:
+    def _on_grace_expired(self, decision: EndDecision, error: BaseException) -> NoReturn:
         """End the job now: --abort-grace is over."""
         if decision.verdict is not None:
             stack = exception.format_exception(error)

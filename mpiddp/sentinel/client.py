@@ -35,19 +35,19 @@ from ..where import progress  # noqa: F401 (shared with the sentinel, which is f
 from ..where.dumper import StackDumper, handled_signals
 from ..where.protocol import QuerySocket, StackPipe
 from . import protocol
-from .protocol import Decision, EndRank, JobEnds, ListenPort, RegisterRank, RegistrationDone, UnfinishedRanks
+from .protocol import EndDecision, EndRank, JobEnds, ListenPort, RegisterRank, RegistrationDone, UnfinishedRanks
 
 # The coordinator takes the place of the sentinel once that is dead.
 Sent = protocol.RankToSentinel | protocol.SentinelToCoordinator
 Received = protocol.SentinelToRank | protocol.CoordinatorToSentinel
 RankChannel = Channel[Sent, Received]
 CODEC: Codec[Received] = Codec(Received)
-Awaited = TypeVar("Awaited", RegistrationDone, ListenPort, Decision, UnfinishedRanks, EndRank)
+Awaited = TypeVar("Awaited", RegistrationDone, ListenPort, EndDecision, UnfinishedRanks, EndRank)
 
 END_TIMEOUT_S = 1.0  # for an `EndRank`, which comes before its signal; another thread may be reading it
 LATE_END_TIMEOUT_S = 0.01  # if a helper's death explains the signal, too
 LISTEN_TIMEOUT_S = 30.0  # for the sentinel to listen: it may have to be loaded from a cold file system
-ANSWER_TIMEOUT_S = 4.0  # for the sentinel to answer; its coordinator may take SEARCHING_S to decide
+ANSWER_TIMEOUT_S = 4.0  # for the sentinel to answer; its watcher may take DECISION_TIMEOUT_S to decide
 MAX_READ_S = 0.1  # for one read: another thread, or a signal's handler, may have read the answer
 CONNECT_TIMEOUT_S = 2.0  # to the coordinator, and for its proof
 
@@ -209,7 +209,7 @@ class SentinelClient:
             if signal.getsignal(signal.SIGQUIT) == leave_to_sentinel:
                 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
-    def report_failure(self, report: Report) -> Decision:
+    def report_failure(self, report: Report) -> EndDecision:
         """Report why this rank fails, and return the decision.
 
         Without an answer, this rank counts as the first to fail. If it has lost another one, it first waits
@@ -224,16 +224,16 @@ class SentinelClient:
         report = truncate_report(report)
         channel = self._channel
         self._channel.send(protocol.Failed(report))
-        decision = self._await(Decision)
+        decision = self._await(EndDecision)
         self._helper.handle_death()
         if decision is None and self._channel is not channel:
             self._channel.send(protocol.Failed(report))
-            decision = self._await(Decision)
+            decision = self._await(EndDecision)
         self._helper.stop_monitoring()
         if decision is None:
             if report.kind == ReportKind.SECONDARY and not self._is_watched:
                 time.sleep(protocol.LAUNCHER_KILL_TIMEOUT_S)
-            decision = Decision(RootCause(report), report.status, True)
+            decision = EndDecision(RootCause(report), report.status, True)
         self._waits_for_job_end = not decision.abort
         return decision
 

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..ipc.authentication import ACCEPTS_PER_EVENT, CONNECT_TIMEOUT_S, Connector, enable_keepalive
-from ..ipc.channel import Channel, Codec, listen
+from ..ipc.authentication import CONNECT_TIMEOUT_S, Connector, enable_keepalive
+from ..ipc.channel import Channel, Codec
 from ..ipc.event_loop import EventLoop
+from ..ipc.probe_responder import ProbeResponder
 from ..where import progress
 from ..where.protocol import SnapshotRequest
 from . import events, protocol
@@ -59,7 +60,8 @@ class Connections:
         """Answer other nodes that probe the addresses of this one, and send the rank the port, 0 for a failure."""
         port = 0
         with contextlib.suppress(OSError):
-            self._probe_responder = ProbeResponder(self._loop, request.token, request.port)
+            self._probe_responder = ProbeResponder(request.token, request.port)
+            self._loop.watch(self._probe_responder, self._probe_responder.respond)
             port = self._probe_responder.port
         self._rank.send(protocol.ListenPort(port, "ServeProbes"))
 
@@ -68,6 +70,7 @@ class Connections:
         from .coordinator_server import CoordinatorServer  # which rank 0's sentinel alone needs
 
         if self._probe_responder is not None:
+            self._loop.unwatch(self._probe_responder)
             self._probe_responder.close()  # all nodes have probed by now
         try:
             self.server = CoordinatorServer(
@@ -210,35 +213,3 @@ def watch_rank_0(loop: EventLoop, registration: protocol.RegisterRank, on_end: C
         on_end(isinstance(error, ConnectionRefusedError))
     else:
         loop.watch(connection, on_closed)
-
-
-class ProbeResponder:
-    """Listens on all addresses of this node, and sends each connection a token, until it is closed.
-
-    That token identifies rank 0's node, and opens nothing: the job's own is never sent.
-    """
-
-    def __init__(self, loop: EventLoop, token: str, port: int = 0) -> None:
-        """Listen on `port`, 0 for a free one; raise OSError if that is impossible."""
-        self._listener = listen("", port)
-        self._listener.setblocking(False)
-        self.port = int(self._listener.getsockname()[1])
-        self._loop, self._token = loop, token.encode()
-        loop.watch(self._listener, self._respond)
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._loop.unwatch(self._listener)
-        self._listener.close()
-
-    def _respond(self) -> None:
-        for _ in range(ACCEPTS_PER_EVENT):
-            try:
-                connection, _ = self._listener.accept()
-            except ConnectionAbortedError:
-                continue
-            except OSError:  # no connection is pending, no descriptor is left, or the network is down
-                return
-            with connection, contextlib.suppress(OSError):
-                connection.setblocking(False)
-                connection.send(self._token)

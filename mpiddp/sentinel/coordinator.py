@@ -159,7 +159,7 @@ class Evidence:
         return len(self.reports) == 1
 
 
-class Outcome:
+class SelectedFailure:
     """The decision which rank failed first."""
 
     def __init__(self, verdict: RootCause) -> None:
@@ -181,26 +181,26 @@ class Deciding(Record):
 class Decided(Record):
     """The root cause is selected; its rank is asked to print the reason."""
 
-    outcome: Outcome
+    outcome: SelectedFailure
 
 
 class Announced(Decided):
     """The reason is printed; all wait for that rank, whose threads and atexit functions may still run."""
 
 
-class Ending(Announced):
+class EndOrdered(Announced):
     """Every sentinel has been asked to end its rank."""
 
 
-Phase = Running | Deciding | Decided | Announced | Ending
+Phase = Running | Deciding | Decided | Announced | EndOrdered
 
 
 class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
     """Talks to the sentinels of all ranks; a link is a number for the connection to one."""
 
     transitions: ClassVar = {
-        Running: ((Deciding,), ()), Deciding: ((Decided,), ()), Decided: ((Announced, Ending), ()),
-        Announced: ((Ending,), ()), Ending: ((), (Announced,)),
+        Running: ((Deciding,), ()), Deciding: ((Decided,), ()), Decided: ((Announced, EndOrdered), ()),
+        Announced: ((EndOrdered,), ()), EndOrdered: ((), (Announced,)),
     }
 
     def __init__(self, watched: protocol.WatchedRank, began_s: float) -> None:
@@ -257,7 +257,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         return self._outcome is not None and self._printer is None
 
     @property
-    def _outcome(self) -> Outcome | None:
+    def _outcome(self) -> SelectedFailure | None:
         return self.phase.outcome if isinstance(self.phase, Decided) else None
 
     def _on_own_rank_ended(self, in_order: bool) -> None:
@@ -307,7 +307,8 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         peer = self.peers.admit(link, hello)
         self._send(*self.peers.introduce(peer))
         if isinstance(self.phase, Announced):
-            self._send(peer, protocol.JobEnds(self.phase.outcome.first.status, abort=isinstance(self.phase, Ending)))
+            ends = isinstance(self.phase, EndOrdered)
+            self._send(peer, protocol.JobEnds(self.phase.outcome.first.status, abort=ends))
 
     def _on_sentinel_lost(self, peer: Peer) -> None:
         """Mark a rank as unwatched, and resend it what its sentinel may have received."""
@@ -316,7 +317,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         self.evidence.silent.discard(peer.rank)
         outcome = self._outcome
         if outcome is not None and peer.rank == outcome.first.rank and self._printer is None:
-            self._send(peer, protocol.Decision(outcome.verdict, outcome.first.status, abort=True))
+            self._send(peer, protocol.EndDecision(outcome.verdict, outcome.first.status, abort=True))
         if isinstance(self.phase, Announced):
             self._send_end(self.phase.outcome, peer)
 
@@ -429,7 +430,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
 
     def _decide(self, verdict: RootCause) -> None:
         """Ask the rank that failed first to print the reason, or print it here if that rank cannot; then all end."""
-        outcome = Outcome(verdict)
+        outcome = SelectedFailure(verdict)
         self._enter(Decided(outcome))
         first = self.peers.by_rank.get(outcome.first.rank)
         outcome.secondary_failures += [
@@ -438,7 +439,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
             self._print_if_unprinted()
             self._do(events.SetTimer("printed", LAUNCHER_FORWARDING_S))
         else:
-            self._send(first, protocol.Decision(verdict, outcome.first.status, abort=True))
+            self._send(first, protocol.EndDecision(verdict, outcome.first.status, abort=True))
             self._do(events.SetTimer("printed", PRINT_TIMEOUT_S))
 
     def _print_if_unprinted(self) -> None:
@@ -451,16 +452,16 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         self._do(events.PrintReason(outcome.verdict, None, after_s, self._own.error_file))
         first = self.peers.by_rank.get(outcome.first.rank)
         if first is not None and outcome.first.kind != ReportKind.UNREACHABLE:  # it may still do so
-            self._send(first, protocol.Decision(None, outcome.first.status, abort=True))
+            self._send(first, protocol.EndDecision(None, outcome.first.status, abort=True))
 
-    def _decide_secondary(self, outcome: Outcome, rank: int) -> None:
+    def _decide_secondary(self, outcome: SelectedFailure, rank: int) -> None:
         """Inform a failed rank that another one failed first."""
         if (peer := self.peers.by_rank.get(rank)) is not None and not peer.decided:
-            ends = isinstance(self.phase, Ending)
+            ends = isinstance(self.phase, EndOrdered)
             peer.decided = not ends
-            self._send(peer, protocol.Decision(None, outcome.first.status, ends and self._must_abort(outcome, rank)))
+            self._send(peer, protocol.EndDecision(None, outcome.first.status, ends and self._must_abort(outcome, rank)))
 
-    def _must_abort(self, outcome: Outcome, rank: int) -> bool:
+    def _must_abort(self, outcome: SelectedFailure, rank: int) -> bool:
         """Return whether a rank has to end the job: each rank, or one by MPI_Abort, the first to fail if it lives."""
         assert self._own
         if self._own.exits:
@@ -488,15 +489,15 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
     def _begin_end(self) -> None:
         """Make every sentinel end its rank."""
         outcome = self._outcome
-        if outcome is not None and self._enter(Ending(outcome)):
+        if outcome is not None and self._enter(EndOrdered(outcome)):
             self._announce_end(outcome)
 
-    def _announce_end(self, outcome: Outcome) -> None:
+    def _announce_end(self, outcome: SelectedFailure) -> None:
         for rank in outcome.secondary_failures:
             self._decide_secondary(outcome, rank)
         for peer in self.peers.by_link.values():
             self._send_end(outcome, peer)
 
-    def _send_end(self, outcome: Outcome, peer: Peer) -> None:
-        abort = isinstance(self.phase, Ending) and self._must_abort(outcome, peer.rank)
+    def _send_end(self, outcome: SelectedFailure, peer: Peer) -> None:
+        abort = isinstance(self.phase, EndOrdered) and self._must_abort(outcome, peer.rank)
         self._send(peer, protocol.JobEnds(outcome.first.status, abort, waits=peer.decided))

@@ -32,7 +32,7 @@ from . import events, protocol
 from .background import BackgroundTasks, run_detached
 from .coordinator import Coordinator, Running
 from .events import CoordinatorCommand
-from .process_cleanup import cancel_step
+from .process_cleanup import cancel_slurm_step
 
 if TYPE_CHECKING:
     from ..where.service import SnapshotService
@@ -173,7 +173,7 @@ class CoordinatorServer:
                 if error_file:
                     self._tasks.write(error_file, format_error_file(verdict, member, progress.step_count()))
             case CoordinatorCommand.CANCEL_STEP:
-                self._tasks.run(partial(cancel_step, self._watched.step))
+                self._tasks.run(partial(cancel_slurm_step, self._watched.step))
             case CoordinatorCommand.TAKE_SNAPSHOT:
                 self._request_snapshot(Requester.DECISION)
             case CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:

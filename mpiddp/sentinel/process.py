@@ -41,7 +41,7 @@ from . import events, protocol
 from .background import TASK_TIMEOUT_S, BackgroundTasks, NonblockingStderr, run_detached
 from .connections import RANK_CODEC, Connections, RankChannel
 from .events import WatcherCommand
-from .process_cleanup import ProcessCleanup, cancel_step, unmap_inherited
+from .process_cleanup import ProcessCleanup, cancel_slurm_step, unmap_inherited
 from .startup_timeout import REPORTS_SPREAD_S
 from .watcher import Over, Watcher
 
@@ -73,7 +73,7 @@ def watch(sock: socket.socket, signals: socket.socket, pid: int, watched: protoc
             write_line(f"mpiddp: {watched.name} exited immediately after starting; see the launcher's output for the "
                        "reason")
             time.sleep(REPORTS_SPREAD_S)
-            run_detached(partial(cancel_step, watched.step))
+            run_detached(partial(cancel_slurm_step, watched.step))
         return
     Sentinel(rank, signals, process, watched, began_s).loop.run()
 
@@ -202,7 +202,7 @@ class Sentinel:
                 if self._connections.server is not None:
                     self._connections.server.handle(events.OwnRankEnded(in_order=False))
             case WatcherCommand.CANCEL_STEP:
-                self._tasks.run(partial(cancel_step, self._watched.step))
+                self._tasks.run(partial(cancel_slurm_step, self._watched.step))
             case WatcherCommand.CLEAN_UP:
                 self._clean_up()
             case _:

@@ -115,7 +115,7 @@ class ProcessCleanup:
         remove_unmapped(self._segments)
 
 
-def cancel_step(step: str | None) -> None:
+def cancel_slurm_step(step: str | None) -> None:
     """Cancel a Slurm step, if there is one: without PMIx, srun does not end the other ranks when one is gone."""
     import subprocess
 

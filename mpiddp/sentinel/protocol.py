@@ -171,7 +171,7 @@ class EndRank(NamedTuple):
 # The coordinator to a sentinel, which passes it on to its rank
 
 
-class Decision(NamedTuple):
+class EndDecision(NamedTuple):
     """What a rank that failed has to do: print `verdict`, None if another rank failed first.
 
     `status` is the job's exit status. If `abort`, the rank has to end the others. A sentinel without a coordinator
@@ -252,8 +252,8 @@ class QueryStopped(NamedTuple):
 class JobEnds(NamedTuple):
     """The job ends with this exit status.
 
-    If `abort`, the rank has to end the others. `waits`: the rank failed too, has its `Decision` already, and waits for
-    this message to end itself.
+    If `abort`, the rank has to end the others. `waits`: the rank failed too, has its `EndDecision` already, and waits
+    for this message to end itself.
     """
 
     status: int
@@ -270,11 +270,11 @@ RankToSentinel = (
     Stage | ServeProbes | StartCoordinator | RegisterRank | ChildStarted | LocallyHandled | StackPipe | QuerySocket
     | RelaySocket | RankToCoordinator
 )
-SentinelToRank = CoordinatorConnected | RegistrationDone | ListenPort | EndRank | Decision | UnfinishedRanks
+SentinelToRank = CoordinatorConnected | RegistrationDone | ListenPort | EndRank | EndDecision | UnfinishedRanks
 Observation = PeerProcessEnded | Interrupted | UnaskedStop | Sample | ThreadsReply | SnapshotRequest
 SentinelToCoordinator = RankToCoordinator | Observation | Hello | Stage | StoppedStatus | StepDaemonLost | SentinelLost
 CoordinatorToSentinel = (
-    Admitted | Decision | UnfinishedRanks | WatchPeerProcess | QueryStopped | JobEnds | JobFinished | SampleRequest
+    Admitted | EndDecision | UnfinishedRanks | WatchPeerProcess | QueryStopped | JobEnds | JobFinished | SampleRequest
     | ThreadsRequest
 )
 CoordinatorReceives = SentinelToCoordinator | AskerToCoordinator

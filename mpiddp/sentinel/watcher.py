@@ -56,7 +56,7 @@ class AwaitingLauncher(Record):
 class Ending(Record):
     """The rank ends, or has to. If it fails, it follows `decision`; `is_sent`: it has got that."""
 
-    decision: protocol.Decision
+    decision: protocol.EndDecision
     is_sent: bool
 
 
@@ -170,7 +170,7 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
 
     def _on_coordinator_message(self, message: CoordinatorToSentinel | Text | Unreadable) -> None:
         match message:
-            case protocol.Decision():
+            case protocol.EndDecision():
                 self._take_decision(message)
             case protocol.JobEnds():
                 self._end_rank(message)
@@ -251,7 +251,7 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
             verdict = None if is_secondary else RootCause(report)
             if verdict:
                 self._print_connect_error()
-            self._take_decision(protocol.Decision(verdict, report.status, abort=True))
+            self._take_decision(protocol.EndDecision(verdict, report.status, abort=True))
         elif isinstance(self.phase, Ending) and self._rank_reported and not self.phase.is_sent:
             self._take_decision(self.phase.decision)
 
@@ -268,7 +268,7 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
                 f"mpiddp: the sentinel of {self.watched.name} has no coordinator: {self._connect_error}"))
             self._connect_error = ""
 
-    def _take_decision(self, decision: protocol.Decision) -> None:
+    def _take_decision(self, decision: protocol.EndDecision) -> None:
         """Pass a decision on to the rank; if that has ended, do what the rank would have to do."""
         self._do(events.CancelTimer("decision"))
         self._begin_end(decision, is_sent=True)
@@ -277,14 +277,14 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
         else:
             self._do(events.ToRank(decision))
 
-    def _begin_end(self, decision: protocol.Decision, is_sent: bool) -> None:
+    def _begin_end(self, decision: protocol.EndDecision, is_sent: bool) -> None:
         """Begin the rank's grace, after which it is killed, unless it has begun or the rank's start has failed."""
         if self._enter(Ending(decision, is_sent)) and not (self.gone or self.startup.failed):
             self._do(events.SetTimer("kill", self._grace_s() + FINAL_EXIT_TIMEOUT_S))
 
     def _end_rank(self, end: protocol.JobEnds) -> None:
         """End the rank because the job ends: ask it to end by itself, if it can, and kill it when its grace is over."""
-        decision, is_sent, waits = protocol.Decision(None, end.status, end.abort), False, end.waits
+        decision, is_sent, waits = protocol.EndDecision(None, end.status, end.abort), False, end.waits
         match self.phase:
             case Over():
                 return

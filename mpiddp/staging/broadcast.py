@@ -149,7 +149,7 @@ def read_piece(file: File, piece: Piece, target: memoryview, direct: bool) -> in
 
 
 def broadcast(
-    roll: Rendezvous, chunks: Sequence[Chunk], deadline: float, read: Callable[[Chunk], memoryview],
+    rendezvous: Rendezvous, chunks: Sequence[Chunk], deadline: float, read: Callable[[Chunk], memoryview],
     begin: Callable[[], None], write: Callable[[Chunk, memoryview], None],
 ) -> None:
     """Each node reads its chunks with `read` and broadcasts them, so that each byte enters a node once. Collective.
@@ -157,7 +157,7 @@ def broadcast(
     A thread calls `begin`, then `write` with each chunk, in order, and its buffer. Raises LocalLaunchError at the
     deadline (time.monotonic()).
     """
-    unread = deque(chunk for chunk in chunks if chunk.reader == roll.rank)
+    unread = deque(chunk for chunk in chunks if chunk.reader == rendezvous.rank)
     reading: deque[Future[memoryview]] = deque()
     in_flight: deque[tuple[Chunk, memoryview, MPI.Request]] = deque()
     writing: deque[Future[None]] = deque()
@@ -165,12 +165,12 @@ def broadcast(
         writing.append(writer.submit(begin))
 
         def is_read() -> bool:
-            roll.comm.Iprobe()  # makes MPI progress, which testing a complete request does not
+            rendezvous.comm.Iprobe()  # makes MPI progress, which testing a complete request does not
             return reading[0].done()
 
         def receive() -> None:
             chunk, buffer, request = in_flight.popleft()
-            wait_for_node(roll, chunk.reader, deadline, request.Test)
+            wait_for_node(rendezvous, chunk.reader, deadline, request.Test)
             writing.append(writer.submit(write, chunk, buffer))
             if len(writing) > CHUNKS_READ_AHEAD:
                 writing.popleft().result()
@@ -178,12 +178,12 @@ def broadcast(
         for chunk in chunks:
             while unread and len(reading) < CHUNKS_READ_AHEAD:
                 reading.append(pool.submit(read, unread.popleft()))
-            if chunk.reader == roll.rank:
-                wait_for_node(roll, roll.rank, deadline, is_read)
+            if chunk.reader == rendezvous.rank:
+                wait_for_node(rendezvous, rendezvous.rank, deadline, is_read)
                 buffer = reading.popleft().result()
             else:
                 buffer = new_buffer(chunk)
-            in_flight.append((chunk, buffer, roll.comm.Ibcast(buffer, root=chunk.reader)))
+            in_flight.append((chunk, buffer, rendezvous.comm.Ibcast(buffer, root=chunk.reader)))
             if len(in_flight) == CHUNKS_IN_FLIGHT:
                 receive()
         while in_flight:
@@ -192,7 +192,7 @@ def broadcast(
             future.result()
 
 
-def wait_for_node(roll: Rendezvous, node: int, deadline: float, is_done: Callable[[], bool]) -> None:
+def wait_for_node(rendezvous: Rendezvous, node: int, deadline: float, is_done: Callable[[], bool]) -> None:
     """Wait for a node until `is_done`, which calls MPI: MPI makes progress only inside its calls."""
     def poll() -> bool | None:
         until = time.monotonic() + MPI_POLL_S
@@ -201,12 +201,12 @@ def wait_for_node(roll: Rendezvous, node: int, deadline: float, is_done: Callabl
         return done or None
 
     def remind(waited_s: float) -> None:
-        if roll.rank == 0:
-            write_line(f"mpiddp: still waiting after {waited_s:.0f} s for {roll.name(node)} (staging)")
+        if rendezvous.rank == 0:
+            write_line(f"mpiddp: still waiting after {waited_s:.0f} s for {rendezvous.name(node)} (staging)")
 
     poll_until(poll, deadline, lambda: LocalLaunchError(
         "startup-timeout",
-        actual=f"{roll.name(node)} did not read its share of the environment before the startup timeout",
+        actual=f"{rendezvous.name(node)} did not read its share of the environment before the startup timeout",
         needed="a responsive file system on every node",
         do="check that host, raise --startup-timeout SECONDS, or start without --stage",
     ), remind, REMIND_AFTER_S)

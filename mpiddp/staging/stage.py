@@ -97,7 +97,7 @@ def update_record() -> None:
         staged.update_record()
 
 
-def stage(roll: Rendezvous, place: RankPosition, config: LaunchConfig) -> None:
+def stage(rendezvous: Rendezvous, place: RankPosition, config: LaunchConfig) -> None:
     """Make this rank import its environment from a mirror on its node until the process ends. Collective.
 
     Raises LocalLaunchError if a node does not read its share in time.
@@ -107,7 +107,8 @@ def stage(roll: Rendezvous, place: RankPosition, config: LaunchConfig) -> None:
         warn([ENVIRONMENT_LOADED] if place.rank == 0 else [])
         return
     is_leader = place.local_rank == 0
-    roots: tuple[str, ...] = roll.exchange(FINDING_ROOTS, environment_roots() if is_leader else None, common_roots)
+    own_roots = environment_roots() if is_leader else None
+    roots: tuple[str, ...] = rendezvous.exchange(FINDING_ROOTS, own_roots, common_roots)
     if not roots:
         return
     begin_stage(STAGING)
@@ -120,11 +121,12 @@ def stage(roll: Rendezvous, place: RankPosition, config: LaunchConfig) -> None:
             if not config.quiet:
                 write_line("mpiddp: --stage: this run only records which files to stage; the next one is staged")
     lease, outcome = None, None
-    with node_leaders(roll, is_leader) as leaders:
+    with node_leaders(rendezvous, is_leader) as leaders:
         if leaders is not None:
             loaded = tracer.loaded_files() if tracer and not config.stage_keep else frozenset()
             lease, outcome = NodeLeader(leaders, roots, config).run(known, loaded)
-    path = roll.exchange(STAGING, (place.node_rank, outcome), lambda outcomes: mirror_paths(outcomes, roll.hosts))
+    path = rendezvous.exchange(
+        STAGING, (place.node_rank, outcome), lambda outcomes: mirror_paths(outcomes, rendezvous.hosts))
     if lease is None and path:
         lease = mirror.acquire_shared(path)
     if lease is not None:
@@ -160,17 +162,17 @@ def mirror_paths(facts: Sequence[tuple[int, Outcome | None]], hosts: Sequence[st
 
 
 @contextlib.contextmanager
-def node_leaders(roll: Rendezvous, is_leader: bool) -> Iterator[Rendezvous | None]:
+def node_leaders(rendezvous: Rendezvous, is_leader: bool) -> Iterator[Rendezvous | None]:
     """Yield a rendezvous of each node's local rank 0; None on other ranks. Collective."""
     from mpi4py import MPI
 
-    comm = roll.comm.Split(0 if is_leader else MPI.UNDEFINED, roll.rank)
+    comm = rendezvous.comm.Split(0 if is_leader else MPI.UNDEFINED, rendezvous.rank)
     if not is_leader:
         yield None
         return
-    leaders = Rendezvous(comm, roll.remaining_s, time.monotonic())
+    leaders = Rendezvous(comm, rendezvous.remaining_s, time.monotonic())
     comm.Free()
-    leaders.job_ranks, leaders.hosts = zip(*leaders.comm.allgather((roll.rank, hostname())), strict=True)
+    leaders.job_ranks, leaders.hosts = zip(*leaders.comm.allgather((rendezvous.rank, hostname())), strict=True)
     yield leaders
     leaders.close()
 
@@ -178,10 +180,10 @@ def node_leaders(roll: Rendezvous, is_leader: bool) -> Iterator[Rendezvous | Non
 class NodeLeader:
     """Makes a mirror of the environment's roots on its node, together with the leaders of the other nodes."""
 
-    def __init__(self, roll: Rendezvous, roots: tuple[str, ...], config: LaunchConfig) -> None:
-        self._roll, self._roots, self._keep = roll, roots, config.stage_keep
+    def __init__(self, rendezvous: Rendezvous, roots: tuple[str, ...], config: LaunchConfig) -> None:
+        self._rendezvous, self._roots, self._keep = rendezvous, roots, config.stage_keep
         self._targets = mirror.target_dirs(config.stage, os.environ)
-        self._deadline = time.monotonic() + roll.remaining_s + min(roll.rank, MAX_STAGGER_S)
+        self._deadline = time.monotonic() + rendezvous.remaining_s + min(rendezvous.rank, MAX_STAGGER_S)
         self._problem = ""  # why this node gets no mirror
         self._writer: MirrorWriter | None = None
         self._lease: MirrorLease | None = None  # of the mirror in use or being written
@@ -191,11 +193,11 @@ class NodeLeader:
 
         On rank 0, `known` is the trace of earlier starts, and `loaded` the files that all ranks have already loaded.
         """
-        paths, ranges = self._from_rank_0(self._plan(known, loaded) if self._roll.rank == 0 else None)
+        paths, ranges = self._from_rank_0(self._plan(known, loaded) if self._rendezvous.rank == 0 else None)
         if not paths:
             return None, Outcome()
         with prefetching(ranges):
-            readers = assign_readers(sorted(paths), self._roll.size)
+            readers = assign_readers(sorted(paths), self._rendezvous.size)
             manifest = self._manifest(readers)
             path = self._acquire(manifest)
             if self._any_node(self._writer is not None):
@@ -209,7 +211,7 @@ class NodeLeader:
     def _plan(self, known: AccessTrace, loaded: frozenset[str]) -> Plan:
         """Return the paths to stage: if an existing mirror on this node has almost all of them, exactly its paths."""
         uncopied = {path for path, touched in known.touched.items()
-                    if not touched.is_worth_copying(self._roll.size, self._keep)}
+                    if not touched.is_worth_copying(self._rendezvous.size, self._keep)}
         paths = known.paths - loaded - uncopied
         if not paths:
             return paths, {}
@@ -225,16 +227,16 @@ class NodeLeader:
 
     def _from_rank_0(self, value: Value | None) -> Value:
         """Return rank 0's value. Collective."""
-        self._roll.exchange(STAGING, None, lambda facts: [None] * len(facts))
-        shared: Value = self._roll.comm.bcast(value)
+        self._rendezvous.exchange(STAGING, None, lambda facts: [None] * len(facts))
+        shared: Value = self._rendezvous.comm.bcast(value)
         return shared
 
     def _any_node(self, value: bool) -> bool:
-        return self._roll.exchange(STAGING, value, lambda facts: [any(facts)] * len(facts))
+        return self._rendezvous.exchange(STAGING, value, lambda facts: [any(facts)] * len(facts))
 
     def _manifest(self, readers: dict[str, int]) -> Manifest:
         """Return the manifest of the files in their current state; each node inspects its share."""
-        own, nodes = self._roll.rank, self._roll.size
+        own, nodes = self._rendezvous.rank, self._rendezvous.size
         manifest: Manifest | None = None
         files = [path for path, reader in readers.items() if reader == own]
         folders = [folder for folder in parent_folders(readers, self._roots) if reader_of(folder, nodes) == own]
@@ -244,8 +246,8 @@ class NodeLeader:
             manifest = make_manifest(self._roots, [entry for part in parts for entry in part])
             return [None] * nodes
 
-        self._roll.exchange("inspecting files", inspect_paths(files, folders, self._roots), merge)
-        shared: Manifest = self._roll.comm.bcast(manifest)
+        self._rendezvous.exchange("inspecting files", inspect_paths(files, folders, self._roots), merge)
+        shared: Manifest = self._rendezvous.comm.bcast(manifest)
         return shared
 
     def _acquire(self, manifest: Manifest) -> str:
@@ -276,7 +278,7 @@ class NodeLeader:
         def write(chunk: Chunk, buffer: memoryview) -> None:
             self._write(lambda writer: writer.write(chunk, buffer))
 
-        broadcast(self._roll, plan_chunks(manifest.files, self._roll.size, readers), self._deadline,
+        broadcast(self._rendezvous, plan_chunks(manifest.files, self._rendezvous.size, readers), self._deadline,
                   lambda chunk: read_chunk(manifest.files, chunk), lambda: self._write(MirrorWriter.begin), write)
 
     def _write(self, write: Callable[[MirrorWriter], object]) -> None:
@@ -298,7 +300,7 @@ class NodeLeader:
             return
         if self._lease is not None:
             os.close(self._lease.lock)
-        until = time.monotonic() + min(OTHER_JOB_TIMEOUT_S, self._roll.remaining_s)
+        until = time.monotonic() + min(OTHER_JOB_TIMEOUT_S, self._rendezvous.remaining_s)
         try:
             self._lease = poll_until(lambda: mirror.acquire_shared(path), until)
         except TimeoutError:

@@ -95,7 +95,7 @@ def compare_waiting(members: Members) -> Outliers:
         suspect = "; if this persists, suspect the network or a device" if is_suspect else ""
         return set(), [f"all ranks are {describe_location(location)}{suspect}"]
     majority, rest = partition(members, lambda location: location == common)
-    findings = [f"{format_ranks(collect_ranks({location: samples}))} {describe_location(location)}"
+    findings = [f"{format_subject(collect_ranks({location: samples}))} {describe_location(location)}"
                 for group in (rest, majority) for location, samples in group.items()]
     has_pairs = any(location.collective in POINT_TO_POINT for location in members)
     if common is None or has_pairs:
@@ -142,7 +142,7 @@ def find_late_ranks(members: Members) -> Outliers:
         for number, ranks in sorted(ranks_by_number.items()):
             if number < last:
                 late.update(ranks)
-                findings.append(f"{format_ranks(ranks)} at sequence number {number:,}{where}, {others} at {last:,}")
+                findings.append(f"{format_subject(ranks)} at sequence number {number:,}{where}, {others} at {last:,}")
     ahead = {sample.rank for sample in samples} - late
     if not all(sample.spins for sample in samples) or len(late) > len(ahead):
         late = set()
@@ -168,7 +168,7 @@ def format_states(members: Members, state: str = "") -> list[str]:
     by_state: dict[str, list[int]] = {}
     for location, samples in members.items():
         by_state.setdefault(state or location.activity.value, []).extend(sample.rank for sample in samples)
-    return [f"{format_ranks(ranks)} {text}" for text, ranks in by_state.items()]
+    return [f"{format_subject(ranks)} {text}" for text, ranks in by_state.items()]
 
 
 def collect_ranks(members: Members) -> set[int]:
@@ -182,7 +182,7 @@ def majority_location(members: Members) -> Location | None:
     return largest if 2 * len(members[largest]) > len(collect_ranks(members)) else None
 
 
-def format_ranks(ranks: Iterable[int]) -> str:
+def format_subject(ranks: Iterable[int]) -> str:
     """Return `rank 3 is`, or `ranks 0-2,5 are`."""
     ordered = sorted(ranks)
     return f"rank {ordered[0]} is" if len(ordered) == 1 else f"ranks {format_ranges(ordered, MAX_RANGES)} are"

@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ..base.files import read_stat
+
 STATE, MINOR, MAJOR, USER, CHILDREN_SYSTEM, STARTED = 0, 7, 9, 11, 14, 19  # of /proc/PID/stat after the name (man 5)
 MAX_DESCENDANTS = 1000
 HANDLER_RUN_S = 0.1  # a main thread that has run for longer has called a pending signal handler
@@ -65,7 +67,7 @@ class ProcSample(NamedTuple):
 def sample_process(pid: int) -> ProcSample | None:
     """Return a sample of a process; None if it does not exist."""
     try:
-        fields = read_stat(pid)
+        _, fields = read_stat(pid)
     except OSError:
         return None
     wchan, ran_ns, waited_ns, turns, moved_bytes, unseen = "", 0, 0, 0, 0, ""
@@ -84,12 +86,6 @@ def sample_process(pid: int) -> ProcSample | None:
     minor, major = (int(fields[field]) + int(fields[field + 1]) for field in (MINOR, MAJOR))  # and of ended children
     return ProcSample(fields[STATE], wchan if wchan != "0" else "", main_s, ran_ns / 1e9, turns, busy_s,
                       moved_bytes + major * READ_AHEAD, minor, unseen)
-
-
-def read_stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat after the name; raise OSError if there is no such process."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].decode().split()
 
 
 def other_program_name(pid: int, reference: int) -> str:
@@ -139,7 +135,7 @@ def can_handle_signal(pid: int, number: int, descriptor: int, pipe: int, min_age
     execute another program, and for a stopped one or one in state D, where the signal would stay pending.
     """
     try:
-        fields = read_stat(pid)
+        _, fields = read_stat(pid)
         has_pipe = os.stat(f"/proc/{pid}/fd/{descriptor}").st_ino == os.fstat(pipe).st_ino
         with open(f"/proc/{pid}/status", "rb") as file:  # a process name may be invalid UTF-8
             masks = {name: int(value, 16) for name, _, value in (line.partition(b":") for line in file)

@@ -355,16 +355,16 @@ def dump_stacks(
         loop.cancel_timers(timer)
         loop.unwatch(reading)
         os.close(reading)
-        if not reap(child):
+        if not try_reap(child):
             os.kill(child, signal.SIGKILL)
-            loop.set_timer(f"end of {timer}", REAP_DELAY_S, partial(reap, child))
+            loop.set_timer(f"end of {timer}", REAP_DELAY_S, partial(try_reap, child))
         on_output(output.decode(errors="replace") + note)
 
     loop.set_timer(timer, timeout_s, lambda: end(f"\npy-spy did not finish within {timeout_s:.1f} s"))
     loop.watch(reading, read)
 
 
-def reap(child: int) -> bool:
+def try_reap(child: int) -> bool:
     """Reap a child if it has ended, and return whether it has; a file system that hangs delays its end."""
     return bool(os.waitpid(child, os.WNOHANG)[0])
 

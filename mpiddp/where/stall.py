@@ -130,7 +130,7 @@ def find_deadlock(samples: Sequence[RankSample]) -> Report | None:
                if missed[sample.rank] == missed[first.rank] and awaited_call(sample) == name]
     awaited = missed[first.rank]
     wait, have = "waits" if len(waiting) == 1 else "wait", "has" if len(awaited) == 1 else "have"
-    cause = (f"{describe_ranks(waiting)} {wait} in {name} for {describe_ranks(awaited)}, "
+    cause = (f"{name_ranks(waiting)} {wait} in {name} for {name_ranks(awaited)}, "
              f"which {have} finished the script")
     call = waiting_calls([first]).get(first.rank, "")
     return Report(NOBODY, "", ReportKind.UNREACHABLE, cause, DEADLOCK_STATUS, call)
@@ -162,7 +162,7 @@ def awaited_call(sample: RankSample) -> str:
     return stack.find_collective(sample.frames) or "torch"
 
 
-def describe_ranks(samples: Sequence[RankSample]) -> str:
+def name_ranks(samples: Sequence[RankSample]) -> str:
     """Return `rank 3 on n07`, or `ranks 0-2,5`."""
     first = samples[0]
     return (f"rank {first.rank} on {first.host}" if len(samples) == 1 else

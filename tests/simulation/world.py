@@ -13,7 +13,7 @@ from mpiddp.base.ranks import RankIdentity
 from mpiddp.failure.root_cause import NOBODY, JobActivity, Report, ReportKind, RootCause
 from mpiddp.ipc.channel import Text, Unreadable
 from mpiddp.sentinel import events, protocol
-from mpiddp.sentinel.coordinator import Coordinator, Ending
+from mpiddp.sentinel.coordinator import Coordinator, EndOrdered
 from mpiddp.sentinel.coordinator_server import OWN_LINK, is_for_own_watcher
 from mpiddp.sentinel.protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S, WatchedRank
 from mpiddp.sentinel.state_machine import StateMachine
@@ -169,7 +169,7 @@ class World:
 
     def note_coordinator_lost(self) -> None:
         """Note when a fault took the coordinator, if that was before it had told all ranks to end."""
-        if not isinstance(self.server.coordinator.phase, Ending) and not all(rank.left for rank in self.ranks):
+        if not isinstance(self.server.coordinator.phase, EndOrdered) and not all(rank.left for rank in self.ranks):
             self.coordinator_gone_s = self.now
 
     def kill_all(self, after_s: float) -> None:
@@ -232,7 +232,7 @@ class Rank:
         self.killed_by_sentinel = False
         self.gone_s: float | None = None
         self.reporting: Report | None = None
-        self.decision: protocol.Decision | None = None
+        self.decision: protocol.EndDecision | None = None
         self.last_words_s = 0.0
         self.script_over = False
         self.waits = False  # in a collective, for others
@@ -342,14 +342,14 @@ class Rank:
         """Decide alone: nobody answers."""
         if self.alive and not self.stopped and self.decision is None:
             assert self.reporting
-            self.follow(protocol.Decision(RootCause(self.reporting), self.reporting.status, True))
+            self.follow(protocol.EndDecision(RootCause(self.reporting), self.reporting.status, True))
 
     def receive(self, message: protocol.SentinelToRank | CoordinatorMessage) -> None:
         """Take a message of the sentinel, or of the coordinator."""
         if not self.alive:
             return
         self.world.trace(f"rank {self.number} receives", message)
-        if isinstance(message, protocol.Decision) and self.decision is None:
+        if isinstance(message, protocol.EndDecision) and self.decision is None:
             self.follow(message)
         elif isinstance(message, protocol.EndRank):
             self.told_to_end = message.status
@@ -361,7 +361,7 @@ class Rank:
             if message.abort and (message.waits or is_parked or not self.reporting):
                 self.world.schedule(0.001, self.end_job, message.status)
 
-    def follow(self, decision: protocol.Decision) -> None:
+    def follow(self, decision: protocol.EndDecision) -> None:
         """Do what follows from a failure."""
         if self.stopped or self.busy:
             return
