@@ -249,6 +249,39 @@ def test_an_interrupt_that_other_ranks_have_not_come_to_notice() -> None:
     assert (lone and lone.outside, sent and sent.outside) == (False, True)
 
 
+class CountedRank(int):
+    """A rank that counts how often ranks are compared."""
+
+    comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedRank.comparisons += 1
+        return int.__eq__(self, other)  # type: ignore[arg-type]
+
+    __hash__ = int.__hash__
+
+
+@pytest.mark.parametrize(("first", "others", "interrupted"), [
+    (("ended", "SIGKILL"), ("ended", "SIGKILL"), False),
+    (("own", "SIGINT"), ("own", "SIGINT"), True),
+    (("own", ""), ("ended", "SIGABRT"), False),
+    (("ended", "SIGABRT"), ("own", ""), False),
+])
+def test_the_cost_is_proportional_to_the_number_of_ranks(
+    first: tuple[str, str], others: tuple[str, str], interrupted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ranks() -> list[int]:
+        return [CountedRank(rank) for rank in range(1000)]
+
+    reports = [Report(rank, "n0", kind, f"cause {rank}", 1, signal=signal)
+               for rank, (kind, signal) in zip(ranks(), [first, *[others] * 999], strict=True)]
+    context = FailureContext(dict.fromkeys(ranks(), "n0"), end_order=ranks()[::-1], world_size=1000,
+                             interrupted=ranks() if interrupted else [], reported_s=dict.fromkeys(ranks(), 0.0))
+    monkeypatch.setattr(CountedRank, "comparisons", 0)
+    assert select_root_cause(reports, ROOT_CAUSE_WAIT_S, context) is not None
+    assert CountedRank.comparisons < 10 * len(reports)
+
+
 def test_a_lone_rank_that_is_interrupted() -> None:
     verdict = select_root_cause([report(0, ReportKind.PROCESS_EXIT, "SIGINT")], 0, FailureContext({0: "n0"}))
     assert verdict is not None

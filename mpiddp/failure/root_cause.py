@@ -145,7 +145,8 @@ def select_root_cause(reports: Sequence[Report], waited_s: float, context: Failu
 
     The reports are in the order of their arrival, the first one `waited_s` ago.
     """
-    reports = [mark_interrupt(report, context.interrupted) for report in reports]
+    interrupted = frozenset(context.interrupted)
+    reports = [mark_interrupt(report, interrupted) for report in reports]
     secondary = [report for report in reports if report.kind == ReportKind.SECONDARY]
     errors = [report for report in reports if report.kind == ReportKind.ERROR]
     gone = [report for report in reports if report.kind in (ReportKind.PROCESS_EXIT, ReportKind.UNREACHABLE)]
@@ -175,7 +176,9 @@ def is_maybe_caused_by(error: Report, gone: Sequence[Report], reports: Sequence[
     All ranks live on while an error is reported, so a rank that is dead by then did not die of it. A SIGABRT may come
     from NCCL's watchdog, which has waited for the rank with the error.
     """
-    return any(report.signal != ABORT_SIGNAL or reports.index(report) < reports.index(error) for report in gone)
+    if not gone or any(report.signal != ABORT_SIGNAL for report in gone):
+        return bool(gone)
+    return reports.index(gone[0]) < reports.index(error)
 
 
 def select_error(
@@ -210,7 +213,10 @@ def select_gone_rank(
             return None
         gone = unreachable or gone
     if gone[0].kind == ReportKind.PROCESS_EXIT:
-        ordered = [report for rank in context.end_order for report in gone if report.rank == rank]
+        by_rank: dict[int, list[Report]] = {}
+        for report in gone:
+            by_rank.setdefault(report.rank, []).append(report)
+        ordered = [report for rank in context.end_order for report in by_rank.get(rank, ())]
         is_unclear = len(ordered) < len(gone) > 1 or set(unreported) & set(context.end_order)
         others_may_get_it = context.by_node and unreported and gone[0].signal in OUTSIDE_SIGNALS
         others_may_have_crashed = context.by_srun and unreported and not gone[0].signal
