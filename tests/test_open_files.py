@@ -95,6 +95,13 @@ def test_a_forked_child_closes_its_files(quick: Mpi, tmp_path: Path) -> None:
     assert [(tmp_path / name).read_text() for name in ("True", "False")] == ["kept"] * 2
 
 
+@pytest.mark.parametrize(("end", "status"), [("", 0), ("raise ValueError('seven')", 1)])
+def test_the_scripts_objects_are_searched_for_files_once(quick: Mpi, end: str, status: int) -> None:
+    code = ("import gc, os\ndef count(search=gc.get_objects, write=os.write):\n    write(1, b'searched\\n')\n"
+            f"    return search()\ngc.get_objects = count\n{end}")
+    assert check(mpiexec(quick, 1, "-c", code), status).stdout == "searched\n"
+
+
 def test_os_exit_leaves_objects_as_they_are(quick: Mpi, tmp_path: Path) -> None:
     """As by Python."""
     code = ("import os, weakref\nclass Last:\n    def __del__(self):\n        os.write(1, b'destroyed')\n"

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Collection
 from typing import Any
 
-from ..base.termination import flush_files
+from ..base.termination import find_files, flush_files
 from ..discovery.script import is_installed
 from . import signals
 
@@ -54,37 +54,43 @@ def drop_modules(
     Each is removed from sys.modules; what nothing else references is destroyed. Modules that still exist are emptied,
     the last one first. For a program with its own main(), its `main_globals` and its modules are emptied without a
     garbage collection, which would take long beside torch. All files are flushed, also those that stay open because a
-    library holds them. The thread `spared` keeps running.
+    library holds them, but not those that a destructor opens. The thread `spared` keeps running.
     """
     stop_threads(spared)
     vars(sys).update(dict.fromkeys(LAST_ERROR_NAMES))
     for name in STREAM_NAMES:
         setattr(sys, name, getattr(sys, f"__{name}__", None))  # a script may have deleted it
-    names = find_own_modules(loaded)
+    names, files = find_own_modules(loaded), [weakref.ref(file) for file in find_files()]
     if main_globals is not None:
-        flush_files()
+        flush_files(list_living(files))
         for contents in [main_globals, *(sys.modules[name].__dict__ for name in reversed(names))]:
             empty_module(contents)
-        flush_files()
+        flush_files(list_living(files))
         return
     references = remove_modules(names)
-    collect_garbage()
+    collect_garbage(files)
     for reference in reversed(references):
         if isinstance(module := reference(), types.ModuleType):
             empty_module(module.__dict__)
-    collect_garbage()
+    collect_garbage(files)
 
 
-def collect_garbage() -> None:
-    """Collect garbage, and close files that are garbage from the outside in.
+def collect_garbage(files: Collection[weakref.ref[Any]]) -> None:
+    """Flush `files`, collect garbage, and close those that are garbage from the outside in.
 
     A collection alone may close a file before the buffer that writes to it, and lose the buffer's data.
     """
-    files = [file for file in flush_files() if type(file) in FILE_LAYERS]
-    files.sort(key=lambda file: FILE_LAYERS.index(type(file)), reverse=True)
+    flush_files(list_living(files))
+    layers = [file for file in list_living(files) if type(file) in FILE_LAYERS]
+    layers.sort(key=lambda file: FILE_LAYERS.index(type(file)), reverse=True)
     gc.collect()
-    while files:
-        files.pop()
+    while layers:
+        layers.pop()
+
+
+def list_living(files: Collection[weakref.ref[Any]]) -> list[Any]:
+    """Return those files that still exist."""
+    return [file for file in [reference() for reference in files] if file is not None]
 
 
 def stop_threads(spared: threading.Thread | None) -> None:

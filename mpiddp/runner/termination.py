@@ -18,7 +18,7 @@ from ..base.config import LaunchConfig
 from ..base.errors import EndTimeoutError
 from ..base.files import parse_stream_path, write_file
 from ..base.ranks import RankIdentity
-from ..base.stderr import write_line
+from ..base.stderr import LAUNCHER_FORWARDING_S, write_line
 from ..base.termination import (
     abort,
     c_exit,
@@ -287,10 +287,9 @@ class Termination:
         flush_streams()
         self._output.finish()
         self._record_status(self.status or self._decision.status)
-        if self._report_printed:
-            flush_and_wait()
-        else:  # do not wait: if ranks exit by themselves, Slurm kills late ones
-            flush()
+        flush()
+        if self._report_printed:  # else do not wait: if ranks exit by themselves, Slurm kills late ones
+            time.sleep(LAUNCHER_FORWARDING_S)
         if not self._decision.abort:
             time.sleep(self._member.grace_s + 1)  # the rank that aborts ends this one
         self.end_job(self._decision.status)
