@@ -13,11 +13,15 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from mpiddp.base.config import LaunchConfig
 from mpiddp.bootstrap import probe as probing
 from mpiddp.bootstrap.probe import CONNECT_TIMEOUT_S, OTHER_ADDRESS_TIMEOUT_S, AddressProber, ProbeTarget
+from mpiddp.bootstrap.rank0 import BootstrapHost
+from mpiddp.bootstrap.rollcall import Rendezvous
 from mpiddp.discovery.host import Interface
 from mpiddp.ipc.event_loop import EventLoop
 from mpiddp.ipc.probe_responder import ProbeResponder
@@ -64,6 +68,14 @@ def door() -> Iterator[ProbeTarget]:
 
 def test_an_address_that_answers_is_found_with_the_interface_that_leads_there(door: ProbeTarget) -> None:
     assert AddressProber(door, [LO]).await_trials() == (ProbeResult("lo"),)
+
+
+def test_a_thread_answers_where_rank_0_has_no_sentinel() -> None:
+    host = BootstrapHost(cast(Rendezvous, SimpleNamespace(hosts=["n0"])), LaunchConfig(), None)
+    host._offered = [LO]
+    target = host._open_probe_target()
+    assert AddressProber(target, [LO]).await_trials() == (ProbeResult("lo"),)
+    host._all_have_probed.set()
 
 
 @pytest.fixture
