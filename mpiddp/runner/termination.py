@@ -31,6 +31,7 @@ from ..base.termination import (
     to_c_int,
 )
 from ..base.text import truncate_middle
+from ..base.timeouts import run_briefly
 from ..failure import exception
 from ..failure.report import format_error_file, print_failure
 from ..failure.root_cause import MAX_STACK_CHARS, Report, ReportKind, RootCause
@@ -349,10 +350,7 @@ class Termination:
         error_record = format_error_file(verdict, self._member, progress.step_count(), stack) if path else ""
         is_stream = parse_stream_path(path) >= 0  # of this process alone
         if (not self._sentinel.report_printed("" if is_stream else error_record) or is_stream) and error_record:
-            writer = threading.Thread(target=write_file, args=(path, error_record), daemon=True)
-            with contextlib.suppress(RuntimeError):  # no thread can be started
-                writer.start()
-                writer.join(ERROR_FILE_TIMEOUT_S)
+            run_briefly(lambda: write_file(path, error_record), ERROR_FILE_TIMEOUT_S)
 
     def _record_status(self, status: int) -> None:
         """Record this process's exit status in the index of the logs."""
