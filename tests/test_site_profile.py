@@ -240,7 +240,7 @@ def test_the_environments_file_may_belong_to_its_owner(tmp_path: Path, monkeypat
 
 def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(fifo := tmp_path / "fifo")
-    assert load_profile(str(fifo)).problem == f"{fifo} is not used: {message('site/not_regular')}"
+    assert load_profile(str(fifo)).problem == f"{fifo} is not used: " + message("site/not_regular")
     for path in (tmp_path, tmp_path / "none"):
         assert load_profile(str(path)).problem.startswith(f"{path} is not used: ")
 
