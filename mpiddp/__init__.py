@@ -16,10 +16,10 @@ if any(os.path.basename(word) == __name__ for word in sys.argv[:1]) or (  # the 
     _prefetch.prefetch_modules()
 
 from .api import destroy_process_group, init_process_group, process_group, should_stop, stop_for_requeue
-from .base.errors import EXIT_REQUEUE as REQUEUE
 from .base.errors import LaunchError
 from .base.version import __version__
 from .discovery.runtime import count_restarts as _restart_count
+from .systems.statuses import EXIT_REQUEUE as REQUEUE
 
 restart_count = _restart_count(os.environ)  # how often this job was restarted
 

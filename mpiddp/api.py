@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from .base.errors import EXIT_REQUEUE, EndTimeoutError, LaunchError
+from .base.errors import EndTimeoutError, LaunchError
 from .base.termination import exit_status
+from .systems.statuses import EXIT_REQUEUE
 from .where import progress
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from .base.config import (
     LaunchConfig,
     Script,
 )
-from .base.errors import EXIT_USAGE
 from .base.stderr import print_answer, warn, write_line
 from .base.version import __version__
 from .options.parser import FOREIGN_OPTION_HINTS, Parser, parse_path
@@ -33,6 +32,14 @@ from .options.table import (
     variable_name,
 )
 from .systems.launchers import MPIRUN, SRUN_PMIX
+from .systems.statuses import (
+    EXIT_CANNOT_START,
+    EXIT_OUTPUT_LOST,
+    EXIT_REQUEUE,
+    EXIT_STALLED,
+    EXIT_USAGE,
+    describe_statuses,
+)
 
 USAGE = f"""\
 {MPIRUN.command} python -m mpiddp [options] script.py [arguments]
@@ -43,12 +50,14 @@ DESCRIPTION = """\
 Join the processes that MPI started, one per GPU, to a torch.distributed group, and run a script in each
 of them. Like python, run a module (-m), code (-c), bytecode, or a folder or zip file with a __main__.py."""
 
-EPILOG = """\
+EPILOG = f"""\
 Options precede the script; everything after the script is passed to it. Each option can also be set by
 an environment variable, such as MPIDDP_STARTUP_TIMEOUT=60 for --startup-timeout 60; the command line
-takes precedence. A centre may set other defaults in its site profile (MPIDDP_SITE= turns it off). Exit
-status: that of the script; 2 wrong usage; 3 the job could not start; 75 all ranks agreed to stop, and the
-job can continue later; 120 output was lost."""
+takes precedence. A centre may set other defaults in its site profile (MPIDDP_SITE= turns it off).
+
+Exit status: that of the script, 128+N for a rank that signal N has ended, or
+{describe_statuses(EXIT_USAGE, EXIT_CANNOT_START, EXIT_REQUEUE)};
+{describe_statuses(EXIT_OUTPUT_LOST, EXIT_STALLED)}."""
 
 MISSING_SCRIPT_ERRORS = {"": "no script given; name a script, or a module after -m", "-m": "no module after -m",
                          "-c": "no code after -c"}
@@ -85,7 +94,7 @@ def main() -> int:
 
 def dry_run_from_facts(job: DryRunFacts) -> int:
     """Print the map of a job on the nodes of a facts file, or why it could not start; return the exit status."""
-    from .base.errors import EXIT_CANNOT_START, LaunchError
+    from .base.errors import LaunchError
     from .discovery import serialization
     from .planning.job import plan_dry_run
     from .reporting.map import format_map

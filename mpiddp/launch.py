@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from .base import timeline
 from .base.config import RESTART_VARIABLE, LaunchConfig
-from .base.errors import EXIT_CANNOT_START, LaunchError, LocalLaunchError
+from .base.errors import LaunchError, LocalLaunchError
 from .base.stderr import warn
 from .base.termination import abort, flush_and_wait, skip_exit_functions
 from .bootstrap import site
@@ -53,6 +53,7 @@ from .runner.exec import check_started_once
 from .runner.lifecycle import RunningJob, leave_job, prepare_stop, run_script
 from .runner.termination import Termination
 from .sentinel.client import fork_sentinel
+from .systems.statuses import EXIT_CANNOT_START, EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -254,7 +255,7 @@ def refusing(MPI: Any, sentinel: SentinelClient) -> Iterator[None]:
         raise
     except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
         sentinel.report_locally_handled()
-        abort(MPI, exception.INTERRUPTED_STATUS, reason_printed=False)
+        abort(MPI, EXIT_INTERRUPTED, reason_printed=False)
     except Exception as error:
         sentinel.report_locally_handled()
         exception.print_exception(error)

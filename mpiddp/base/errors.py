@@ -1,15 +1,9 @@
-"""Why a job cannot start, and the exit statuses that are ours."""
+"""Why a job cannot start."""
 
 from __future__ import annotations
 
 import os
 from typing import NoReturn
-
-EXIT_USAGE = 2
-EXIT_CANNOT_START = 3
-EXIT_STALLED = 124  # --stall-abort, as of timeout(1)
-EXIT_OUTPUT_LOST = 120  # as Python's own if it cannot flush stdout (Py_FinalizeEx)
-EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: all ranks agreed to stop, and the job can go on later
 
 PACKAGE_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROBLEMS_FILE = os.path.join(PACKAGE_FOLDER, "PROBLEMS.md")  # explains each name

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from .errors import EXIT_OUTPUT_LOST
+from ..systems.statuses import EXIT_OUTPUT_LOST
 
 LAUNCHER_FORWARDING_S = 0.1  # a launcher needs it to forward a rank's last output; MPICH's drops what it has not read
 STDERR = 2  # the descriptor: a script may have replaced sys.stderr

@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
-from ..base.errors import EXIT_CANNOT_START, LaunchError, LocalLaunchError
+from ..base.errors import LaunchError, LocalLaunchError
 from ..base.polling import poll_until
 from ..base.stderr import LAUNCHER_FORWARDING_S, STDERR, write_line
 from ..base.termination import abort, flush_and_wait
 from ..discovery import launchers
 from ..discovery.site_profile import load_site
+from ..systems.statuses import EXIT_CANNOT_START
 
 if TYPE_CHECKING:
     from mpi4py import MPI

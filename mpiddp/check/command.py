@@ -10,27 +10,29 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..base.config import LaunchConfig
-from ..base.errors import EXIT_USAGE, LocalLaunchError
+from ..base.errors import LocalLaunchError
 from ..base.version import __version__
 from ..bootstrap.refusal import refuse_alone, refuse_early
 from ..cli import read_settings
 from ..options.parser import Parser, parse_path
 from ..options.site import read_site_defaults
 from ..options.table import OPTIONS, read_default
+from ..systems.launchers import MPIRUN, SRUN_PMIX
+from ..systems.statuses import EXIT_CANNOT_START, EXIT_OUTPUT_LOST, EXIT_USAGE, describe_statuses
 from . import EXIT_OUTLIERS, PASSES, CheckOptions
 
 if TYPE_CHECKING:
     from ..runner.lifecycle import RunningJob
 
-USAGE = """\
-mpirun python -m mpiddp.check [options]
-       srun --mpi=pmix python -m mpiddp.check [options]"""
-DESCRIPTION = """\
+USAGE = f"""\
+{MPIRUN.command} python -m mpiddp.check [options]
+       {SRUN_PMIX} python -m mpiddp.check [options]"""
+DESCRIPTION = f"""\
 Benchmark every rank and every link between nodes; report outliers and the nodes to exclude.
-The check takes up to a minute on a few nodes. Start it like the training: mpirun python -m mpiddp.check"""
-EPILOG = """\
-Exit status: 0 no findings; 1 findings; 2 wrong usage; 3 the job could not start;
-120 no findings, but stdout could not be written."""
+The check takes up to a minute on a few nodes. Start it like the training: {MPIRUN.command} python -m mpiddp.check"""
+EPILOG = f"""\
+Exit status: 0 no findings; {EXIT_OUTLIERS} findings; {describe_statuses(EXIT_USAGE, EXIT_CANNOT_START)};
+{EXIT_OUTPUT_LOST} no findings, but stdout could not be written."""
 END_TIMEOUT_S = 300.0  # for rank 0 to print and write the results, while the other ranks wait for its end
 LAUNCH_OPTIONS = ("backend", "device", "interface", "master-addr", "port", "startup-timeout")  # as for mpiddp itself
 # Override the job script's values. Otherwise NCCL's watchdog ends a process whose collective takes too long, and each

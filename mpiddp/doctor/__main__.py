@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..base.errors import EXIT_USAGE
 from ..base.stderr import print_answer, write_line
 from ..base.version import __version__
 from ..options.parser import Parser, terminal_width
+from ..systems.statuses import EXIT_USAGE
 
 if TYPE_CHECKING:
     from .batch_script import BatchScript

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from ..base.errors import EXIT_USAGE
 from ..base.stderr import print_answer, write_line
 from ..base.text import format_columns
 from ..discovery.site_profile import ProfileError, read_profile
 from ..options.site import find_option_problems
 from ..planning.site import CACHE_REASON
+from ..systems.statuses import EXIT_USAGE
 
 
 def main(path: str) -> int:

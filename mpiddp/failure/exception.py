@@ -12,16 +12,15 @@ from ..base.stderr import write_line
 from ..base.termination import HardExit, exit_status
 from ..base.text import format_safely
 from ..discovery.script import OURS
+from ..systems.statuses import EXIT_INTERRUPTED
 from .root_cause import Report, ReportKind
-
-INTERRUPTED_STATUS = 130  # 128 + SIGINT, as a shell reports it
 
 
 def find_script_status(error: BaseException) -> int:
     """Return the exit status that Python gives a script that raised this."""
     if isinstance(error, SystemExit):
         return exit_status(error.code)
-    return INTERRUPTED_STATUS if isinstance(error, KeyboardInterrupt) else 1
+    return EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
 def make_report(error: BaseException, rank: int, host: str) -> Report:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Sequence
 
 from ..base.ranks import RankIdentity
+from ..systems.statuses import signal_status
 from .root_cause import OUT_OF_MEMORY, Report, ReportKind
 
 FRAMES_HEADER = "(most recent call first):"  # the end of the line before a thread's frames
@@ -24,7 +25,8 @@ def make_death_report(rank: RankIdentity, status: int | None, out_of_memory: boo
     """
     cause, exit_status, signal_name = "ended for an unknown reason; see the launcher's output", 1, ""
     if status is not None and (number := status & 0x7F):
-        cause, exit_status, signal_name = describe_signal(number, out_of_memory), 128 + number, name_signal(number)
+        cause, signal_name = describe_signal(number, out_of_memory), name_signal(number)
+        exit_status = signal_status(number)
     elif status is not None:
         cause = f"the process exited with status {status >> 8} from native code before the script finished"
         exit_status = status >> 8 or 1

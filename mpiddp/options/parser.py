@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..base.config import AUTO_FOLDER, DEFAULT_PREFIX, CheckMode, OutputFilter
 from ..base.stderr import print_answer, write_line
 from ..base.text import fill_fields
+from ..systems.launchers import MPIRUN, SRUN
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -24,12 +25,13 @@ TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 # What to use instead of other launchers' options.
 FOREIGN_OPTION_HINTS = {
     ("-n", "-np", "--np", "--nproc", "--nproc-per-node", "--nnodes", "--num-processes", "--num-machines"):
-        "set the number of processes with the launcher (mpirun -n 2, srun --ntasks-per-node=2)",
+        f"set the number of processes with the launcher ({MPIRUN.command} -n 2, "
+        f"{SRUN.command} {SRUN.ranks_per_node.format(2)})",
     ("--standalone", "--node-rank", "--machine-rank", "--master-port", "--main-process-port", "--main-process-ip",
      "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--rdzv-id", "--local-addr"):
         "omit it: MPI assigns the ranks, and mpiddp chooses address and port (or set --interface and --port)",
     ("--max-restarts",):
-        "to restart a failed job: python -m mpiddp.supervise --max-restarts 3 mpirun python -m mpiddp …",
+        f"to restart a failed job: python -m mpiddp.supervise --max-restarts 3 {MPIRUN.command} python -m mpiddp …",
     ("--tee", "--redirects", "--local-ranks-filter"):
         "use --log-dir to write each rank's output to a file, and --show to select the ranks to show",
 }
@@ -121,6 +123,11 @@ def parse_positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"must be a number greater than 0, got {text!r}")
     return int(text)
+
+
+def is_stage_folder(word: str) -> bool:
+    """Return whether a word is the folder of --stage, and not the script."""
+    return word == AUTO_FOLDER or (word.startswith("/") and not word.endswith(".py") and not os.path.isfile(word))
 
 
 def parse_stage_folder(text: str) -> str:

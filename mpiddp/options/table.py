@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..base.config import (
@@ -21,6 +20,7 @@ from ..base.config import (
 from .parser import (
     FALSE,
     TRUE,
+    is_stage_folder,
     parse_check_mode,
     parse_either,
     parse_interface,
@@ -200,6 +200,13 @@ CONFIG_FIELDS = {
 }
 
 
+# Where an option's value may be left out: which next word is one, and not the script. Others need an equals sign.
+OPTIONAL_VALUES: dict[str, Callable[[str], bool]] = {
+    "prefix": lambda word: "{" in word, "check": lambda word: word in [*CheckMode], "stage": is_stage_folder,
+    "explain": str.isdigit,
+}
+
+
 def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return our own options, and the command after them: a script, -m or -c, with all that follows.
 
@@ -212,20 +219,12 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         name, *value = rest.pop(0).split("=", 1)
         name = dashed if (dashed := name.replace("_", "-")).removeprefix("--") in {*OPTIONS, *FLAGS} else name
         ours.append("=".join([name, *value]))
-        details = OPTIONS.get(name.removeprefix("--"))
-        if details and rest and not value and ("nargs" not in details or consumes_value(details, rest[0])):
+        option = name.removeprefix("--")
+        is_optional = "nargs" in OPTIONS.get(option, {})
+        if option in OPTIONS and rest and not value and (
+                not is_optional or (option in OPTIONAL_VALUES and OPTIONAL_VALUES[option](rest[0]))):
             ours.append(rest.pop(0))
     return ours, rest
-
-
-def consumes_value(details: Mapping[str, Any], word: str) -> bool:
-    """Return whether a word is the optional value of the option before it, and not the script."""
-    parse = details["type"]
-    if parse is parse_check_mode:
-        return word in (CheckMode.WARN, CheckMode.STRICT)
-    if parse is parse_stage_folder:
-        return word == AUTO_FOLDER or (word.startswith("/") and not word.endswith(".py") and not os.path.isfile(word))
-    return word.isdigit() if parse is parse_rank else parse is parse_prefix and "{" in word
 
 
 def variable_name(option: str) -> str:

@@ -17,6 +17,7 @@ from ..base.files import find_risk, open_checked, open_for_writing
 from ..base.ranks import LogPlan
 from ..base.stderr import write_all
 from ..base.timeouts import run_briefly
+from ..systems.statuses import signal_status
 
 INDEX_NAME = "ranks.json"
 RECORD_BYTES = 512  # 2,000 ranks make 1 MB
@@ -126,4 +127,4 @@ def shell_status(wait_status: int | None) -> int | None:
     """Return the status that a shell reports for a wait status (man 2 wait): 128+N for signal N; None if unknown."""
     if wait_status is None:
         return None
-    return 128 + number if (number := wait_status & 0x7F) else wait_status >> 8
+    return signal_status(number) if (number := wait_status & 0x7F) else wait_status >> 8

@@ -9,13 +9,13 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..base.config import DEFAULT_PREFIX, LaunchConfig
-from ..base.errors import EXIT_OUTPUT_LOST
 from ..base.ranks import LogPlan
 from ..base.stderr import STDERR, write_line
 from ..base.termination import flush_python
 from ..base.text import fill_fields
 from ..discovery.runtime import hostname
 from ..ipc.helper_process import OwnedDescriptors, file_identity, redirect_to_devnull
+from ..systems.statuses import EXIT_OUTPUT_LOST
 from .client import RelayClient
 from .index import try_update_record
 from .protocol import ForwardConfig

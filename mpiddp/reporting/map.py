@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ..base.config import LaunchConfig
-from ..base.errors import EXIT_USAGE
 from ..base.files import write_file, write_json
 from ..base.ranks import JobEnv
 from ..base.stderr import print_answer, write_line
@@ -13,6 +12,7 @@ from ..base.text import fold_hosts, format_address, format_columns, format_range
 from ..base.version import __version__
 from ..discovery.gpus import Gpu
 from ..planning.job import Placement
+from ..systems.statuses import EXIT_USAGE
 
 HEADER = ("host", "ranks", "device", "cores", "numa", "threads", "interface")
 WIDTHS = (20, 11, 22, 13, 4, 7, 9)  # the most characters of each column, 100 in all

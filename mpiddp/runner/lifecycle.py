@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..base import timeline
 from ..base.config import RESTART_VARIABLE, STEPS_SUFFIX, LaunchConfig, Script
-from ..base.errors import EXIT_REQUEUE, EndTimeoutError, LocalLaunchError
+from ..base.errors import EndTimeoutError, LocalLaunchError
 from ..base.files import write_file
 from ..base.stderr import STDERR, warn, write_line
 from ..base.text import format_ranges
@@ -22,6 +22,7 @@ from ..discovery.script import has_rank_words, has_should_stop
 from ..failure import exception
 from ..failure.root_cause import UNKNOWN_RANKS
 from ..output.redirect import make_flush_fail
+from ..systems.statuses import EXIT_REQUEUE
 from . import script, signals
 from .exec import hook_exec, keep_connected
 

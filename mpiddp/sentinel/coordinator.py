@@ -12,6 +12,7 @@ from ..base.stderr import LAUNCHER_FORWARDING_S
 from ..failure import root_cause
 from ..failure.root_cause import JobActivity, Report, ReportKind, RootCause, select_root_cause, truncate_report
 from ..ipc.channel import Text, Unreadable
+from ..systems.statuses import EXIT_KILLED
 from ..where.protocol import Sample, SnapshotRequest, ThreadsReply
 from . import events, protocol
 from .events import CoordinatorCommand, Record
@@ -377,7 +378,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         if peer.rank == self._printer:  # printing the reason twice beats not printing it
             self._printer = None
         together = "its sentinel" if peer.pid != 1 else "its container"
-        cause, status = f"ended together with {together}, for an unknown reason", 137
+        cause, status = f"ended together with {together}, for an unknown reason", EXIT_KILLED
         if not peer.watched:
             cause = "ended for an unknown reason: its sentinel had been killed before"
         if error:

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..base.config import RESTART_VARIABLE, RUNNING_SUFFIX
-from ..base.errors import EXIT_STALLED, assert_never
+from ..base.errors import assert_never
 from ..base.files import open_for_writing
 from ..base.ranks import RankIdentity
 from ..base.stderr import write_line
@@ -25,6 +25,7 @@ from ..failure.root_cause import Report, ReportKind, truncate_report
 from ..ipc.authentication import AuthListener, enable_keepalive
 from ..ipc.channel import Channel, Codec, Text, Unreadable, listen
 from ..ipc.event_loop import EventLoop
+from ..systems.statuses import EXIT_STALLED
 from ..where import progress
 from ..where.protocol import Sample, SnapshotReply, SnapshotRequest, ThreadsReply, ThreadsRequest
 from ..where.registry import JobEndpoint, find_job_number, remove_endpoint, remove_file, write_endpoint

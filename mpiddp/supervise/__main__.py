@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..base.errors import EXIT_USAGE
 from ..base.stderr import write_line
 from ..base.version import __version__
 from ..bootstrap.refusal import refuse_early
@@ -21,6 +20,7 @@ from ..options.parser import Parser, parse_positive_int, parse_seconds
 from ..options.site import read_site_defaults
 from ..options.table import read_default
 from ..systems.launchers import MPIRUN, NO_LAUNCHER, SRUN_PMIX, describe_steppers
+from ..systems.statuses import EXIT_REQUEUE, EXIT_USAGE, describe_statuses
 from .allocation import Allocation, exclude_nodes, find_allocation
 from .command import Command, CommandError, find_launcher, parse_command
 from .supervisor import SupervisePlan, Supervisor
@@ -30,7 +30,7 @@ USAGE = "python -m mpiddp.supervise [options] COMMAND…"
 DESCRIPTION = f"""\
 Run an mpiddp job, and restart it in the same allocation after a fault, without the node that caused
 the fault: python -m mpiddp.supervise {SRUN_PMIX} python -m mpiddp train.py"""
-EPILOG = "Exit status: that of the last attempt; 75 if the job should be requeued; 2 for wrong usage."
+EPILOG = f"Exit status: that of the last attempt; {describe_statuses(EXIT_USAGE, EXIT_REQUEUE)}."
 
 
 def main() -> int:

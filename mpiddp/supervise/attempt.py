@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 
 from ..base.config import RUNNING_SUFFIX, STEPS_SUFFIX
-from ..base.errors import EXIT_REQUEUE
 from ..failure.root_cause import ReportKind
 from ..systems.launchers import NO_LAUNCHER, Launcher
+from ..systems.statuses import EXIT_REQUEUE, signal_status
 from .decision import Attempt, find_device_fault
 
 POLL_INTERVAL_S = 0.1  # also between two signals that are forwarded: a launcher may need several SIGINTs
@@ -168,7 +168,7 @@ class AttemptProcess:
 
 def make_attempt(nodes: tuple[str, ...], seconds: float, status: int, report: Mapping[str, Any]) -> Attempt:
     """Return an attempt from its launcher's status and its report."""
-    status = status if status >= 0 else 128 - status
+    status = status if status >= 0 else signal_status(-status)
     if not report:
         return Attempt(nodes, seconds, status)
     numbers = (report.get(name) for name in ("rank", "steps", "exitcode"))

@@ -5,13 +5,22 @@ from __future__ import annotations
 import enum
 import math
 import re
+import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from ..base.errors import EXIT_CANNOT_START, EXIT_OUTPUT_LOST, EXIT_REQUEUE, EXIT_USAGE
 from ..base.text import format_duration, truncate_middle
 from ..failure.root_cause import OUT_OF_MEMORY, ReportKind
+from ..systems.statuses import (
+    EXIT_CANNOT_START,
+    EXIT_INTERRUPTED,
+    EXIT_OUTPUT_LOST,
+    EXIT_REQUEUE,
+    EXIT_TERMINATED,
+    EXIT_USAGE,
+    find_explanation,
+)
 
 MIN_ATTEMPT_S = 30.0  # for a start and a few steps; no attempt starts with less time left
 LENGTH_TOLERANCE = 0.25  # largest relative difference of two attempts that count as equally long
@@ -27,10 +36,7 @@ UNREADY_DEVICE_WORDS = (  # in errors about an unusable device, which the script
     "cudaerrorsystemnotready", "system not yet initialized",
 )
 VARYING = re.compile(r"0x[0-9a-f]+|\d+")  # addresses, ports, sizes: they differ between two errors with the same cause
-EXPLAINED_STATUSES = {  # which mpiddp explains on stderr, without a report
-    EXIT_USAGE: "wrong command line", EXIT_CANNOT_START: "the job did not start", EXIT_OUTPUT_LOST: "output was lost",
-}
-OUTSIDE_STATUSES = (130, 143, 15)  # of a launcher ended by SIGINT or SIGTERM; 15 is MPICH's
+OUTSIDE_STATUSES = (EXIT_INTERRUPTED, EXIT_TERMINATED, signal.SIGTERM)  # of a launcher; the last one is MPICH's
 EXTERNAL_KINDS = (ReportKind.PROCESS_EXIT, ReportKind.UNREACHABLE)  # a faulty node may cause these, too
 NAME_CHECKPOINTS = "(if the job continues from checkpoints, name them with --progress-file)"
 REQUEUE_SIGNALS = ("SIGUSR1", "SIGTERM")  # a job that calls should_stop() ends with status 75 at these
@@ -69,7 +75,7 @@ class Attempt(NamedTuple):
     @property
     def is_explained(self) -> bool:
         """Return whether mpiddp has printed why it ended, and no rank has failed."""
-        return self.status in EXPLAINED_STATUSES and not self.kind
+        return bool(find_explanation(self.status)) and not self.kind
 
     @property
     def reason(self) -> str:
@@ -79,7 +85,7 @@ class Attempt(NamedTuple):
         if self.has_stopped:
             return "all ranks agreed to stop" if self.steps != 0 else "it had to stop before its first step"
         if self.is_explained:
-            return f"{EXPLAINED_STATUSES[self.status]} (exit status {self.status}), see above"
+            return f"{find_explanation(self.status)} (exit status {self.status}), see above"
         who = f"rank {self.rank} on {self.host}: " if self.rank is not None else ""
         return who + (truncate_middle(self.cause, 200) or f"exit status {self.status} without a failure report")
 

@@ -18,7 +18,6 @@ from threading import Thread
 from typing import NamedTuple
 
 from ..base.config import RESTART_VARIABLE
-from ..base.errors import EXIT_REQUEUE
 from ..base.files import append_suspects, claim_free_folder, list_names, read_number, write_file, write_json
 from ..base.stderr import write_line
 from ..base.text import fold_hosts, format_columns, format_duration, truncate_middle
@@ -27,6 +26,7 @@ from ..discovery.schedulers import count_restarts
 from ..failure.root_cause import ReportKind
 from ..systems.launchers import JobStep
 from ..systems.schedulers import NO_SCHEDULER
+from ..systems.statuses import EXIT_REQUEUE, signal_status
 from .allocation import Allocation, find_silent_nodes, find_time_left_s, has_controller, is_running, kill_step
 from .attempt import TERMINATION_SIGNALS, AttemptProcess
 from .command import Command, make_command
@@ -187,7 +187,7 @@ class Supervisor:
         if decision.action is Action.DONE:
             self._counter.forget()
         if self._signal and last.status == self._signal:  # as MPICH's launcher exits
-            return 128 + last.status
+            return signal_status(last.status)
         return last.status if last.status != EXIT_REQUEUE else 1  # at status 75 a batch script would requeue it
 
     def _advise(self, decision: Decision) -> None:

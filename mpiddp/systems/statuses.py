@@ -24,6 +24,7 @@ class ExitStatus(NamedTuple):
     explained: str = ""
 
 
+# In the order in which they are explained.
 STATUSES = (
     ExitStatus(EXIT_USAGE, "wrong usage", "wrong command line"),
     ExitStatus(EXIT_CANNOT_START, "the job could not start", "the job did not start"),
@@ -41,3 +42,13 @@ def signal_status(number: int) -> int:
 EXIT_INTERRUPTED = signal_status(signal.SIGINT)
 EXIT_TERMINATED = signal_status(signal.SIGTERM)
 EXIT_KILLED = signal_status(signal.SIGKILL)
+
+
+def find_explanation(status: int) -> str:
+    """Return what `mpiddp.supervise` says of a status, empty if it is none that mpiddp has explained."""
+    return next((row.explained for row in STATUSES if row.status == status), "")
+
+
+def describe_statuses(*statuses: int) -> str:
+    """Return statuses with their meanings, as the help of a command has them."""
+    return "; ".join(f"{row.status} {row.meaning}" for row in STATUSES if row.status in statuses)

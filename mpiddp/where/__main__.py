@@ -6,10 +6,10 @@ import argparse
 import sys
 import time
 
-from ..base.errors import EXIT_USAGE
 from ..base.stderr import print_answer, write_line
 from ..base.version import __version__
 from ..options.parser import Parser
+from ..systems.statuses import EXIT_INTERRUPTED, EXIT_USAGE
 from .client import InspectOptions, UnansweredError, describe_unseen, find_endpoint, request_snapshot
 from .registry import JobEndpoint
 from .snapshot import as_json, format_table, format_threads, has_lock_wait
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         write_line(f"mpiddp.where: {error}")
         return 1
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:

@@ -18,6 +18,7 @@ from ..base.version import __version__
 from ..discovery.schedulers import name_job, run_command
 from ..ipc.authentication import connect
 from ..ipc.channel import Channel, Codec
+from ..systems.launchers import SRUN
 from .protocol import (
     AskerToCoordinator,
     CoordinatorToAsker,
@@ -235,5 +236,5 @@ def unreachable_hint(endpoint: JobEndpoint, reason: str) -> str:
     if not endpoint.by_slurm:
         return f"{problem}; run this command on {endpoint.host}"
     number, host = shlex.quote(endpoint.number), shlex.quote(endpoint.host)
-    return (f"{problem}; run\n  srun --jobid={number} --overlap -N1 -n1 -w {host} "
+    return (f"{problem}; run\n  {SRUN.command} --jobid={number} --overlap -N1 -n1 -w {host} "
             f"python -m mpiddp.where {endpoint.run_id}")
