@@ -510,3 +510,33 @@ def test_no_script_is_too_odd(data: st.DataObject) -> None:
     else:
         format_findings(read_script, check(read_script, Here()), 80, has_colours=False,
                         suggestions=suggest_all(read_script, Here()))
+
+
+def test_the_components_of_a_job_are_not_mixed() -> None:
+    """The options are the first one's; the others are said not to be followed."""
+    components = head("--time=5h", "--partition=a", "-J a", "--qos=b").replace("-J a", "hetjob")
+    read_script = script(START, components)
+    (finding,) = check(read_script, Here())
+    assert (finding.rule, finding.write) == ("walltime", ("#SBATCH --time=5:00:00",))
+    assert [note.text for note in read_script.not_followed] == ["the options of the job's other components"]
+
+
+def test_values_of_the_users_shell_are_not_shown() -> None:
+    """A key is the script's text in findings and launch lines, also where the shell would have its value."""
+    environ = {"WANDB_API_KEY": "s3cr3tkey", "PLACE": "s3cr3t/place", "DATABASE_URL": "postgres://me:s3cr3t@host"}
+    for words in ("--export=ALL,WANDB_API_KEY=$WANDB_API_KEY", '--export=ALL,A="$PLACE",B=1'):
+        text = f"KEY=$WANDB_API_KEY\nsrun {words} torchrun --nproc-per-node=4 --nnodes=2 train.py --key $KEY\n"
+        read_script = read_from_text("job.sh", HEAD + text, environ)
+        host = Here("", environ)
+        answer = as_json(read_script, check(read_script, host), suggest_all(read_script, host))
+        assert "srun --mpi=pmix" in answer
+        assert "s3cr3t" not in answer
+
+
+def test_files_of_the_submission(tmp_path: Path) -> None:
+    """A script of nearly the same name is suggested."""
+    (tmp_path / "train.py").touch()
+    (finding,) = check(script(START.replace("train.py", "trian.py")), Host(str(tmp_path)))
+    assert finding.message == message("doctor/misspelt_file", path="trian.py", meant="train.py")
+    (finding,) = check(script(START), Host(str(tmp_path / "none")))
+    assert finding.message == message("doctor/missing_file", path="train.py")
