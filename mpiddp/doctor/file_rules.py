@@ -164,8 +164,8 @@ def check_other_python(context: Context) -> Iterator[Finding]:
         program = launch.inner.words[launch.program_at]
         if last and last.line < launch.line and not launch.container and not launch.followed and re.match(
                 r"/(usr|bin|opt/rh)(/|$)", program):
-            yield error(launch.line, f"{program} is not the Python of the environment",
-                        f"line {last.line} activates an environment, which this path leaves out", "python")
+            yield warning(launch.line, f"{program} is not the Python of the environment",
+                          f"line {last.line} activates an environment, which this path leaves out", "python")
 
 
 @rule("conda-base")

@@ -24,6 +24,7 @@ OWN_NAME = re.compile(r"(\$\(hostname[^()]*\)|`hostname[^`]*`|\$\{?HOSTNAME\}?)(
 CRAY_SIGNS = (r"cray|prgenv|\bcpe\b|cudatoolkit|libfabric|aws-ofi|shifter|podman-hpc|uenv|MPICH_|\bFI_|\bhsn\d?|"
               r"slingshot|--network=")
 STARTS_ITSELF = r"\b\w*(run|exec)\b.*(\$0|\$\{0\}|BASH_SOURCE)"  # each task runs the script again
+OTHER_SPREADERS = r"\b(ssh|pdsh|clush|pbsdsh|blaunch|parallel)\b"  # start a command on other nodes
 QUICK = ("echo", "printf", "date", "exit", ":", "true")
 EARLY_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 OTHER_PARSERS = re.compile(r"parse_known_args|parents\s*=|add_\w*(args|arguments)\(|HfArgumentParser|from_argparse")
@@ -110,9 +111,10 @@ def check_nested_launcher(context: Context) -> Iterator[Finding]:
                 continue
             each = step.processes_per_node
             many = f", each with {count(each, 'process')}" if each else ""
-            yield error(launch.line, f"{number} times {launch.name}{' on each node' * bool(per_node)}{many}",
-                        f"{launch.name} starts the processes of a node itself: start {launch.name} once per node",
-                        launch.row.ranks_per_node.format(1))
+            make = warning if each and number * each <= (step.request.gpus_per_node or 0) else error  # a sweep
+            yield make(launch.line, f"{number} times {launch.name}{' on each node' * bool(per_node)}{many}",
+                       f"{launch.name} starts the processes of a node itself: start {launch.name} once per node",
+                       launch.row.ranks_per_node.format(1))
 
 
 @rule("no-launcher")
@@ -126,7 +128,9 @@ def check_no_launcher(context: Context) -> Iterator[Finding]:
             continue
         start = find_start(context.script)
         if launch.starter is not None:
-            starts_nodes = launch.starter is starters.DEEPSPEED and context.has_text(r"hostfile|\s-H\s")
+            starts_nodes = context.has_text(OTHER_SPREADERS) or any(
+                other.launch.launcher and other.launch.starter is not None for other in context.steps) or (
+                launch.starter is starters.DEEPSPEED and context.has_text(r"hostfile|\s-H\s"))
             if job.nodes and job.nodes > 1 and not starts_nodes:
                 where = (f" --nnodes={job.nodes} --rdzv-backend=c10d --rdzv-endpoint=$(hostname):29500"
                          if launch.starter.needs_address else "")
@@ -140,9 +144,10 @@ def check_no_launcher(context: Context) -> Iterator[Finding]:
                 job.gpus_per_node or 1) > 1)):
             numbers = (job.tasks, "task"), (job.nodes, "node"), (job.gpus_per_node, "GPU")
             many = next(count(number, noun) for number, noun in numbers if number and number > 1)
-            yield error(launch.line, f"no launcher: one process for {many}",
-                        "the script is started once, on the first node, and trains alone",
-                        f"{find_start(context.script, per_node=0)} {launch.command.text}")
+            make = warning if launch.program is Program.PYTHON else error
+            yield make(launch.line, f"no launcher: one process for {many}",
+                       "the script is started once, on the first node, and trains alone",
+                       f"{find_start(context.script, per_node=0)} {launch.command.text}")
 
 
 def find_own_launcher(script: BatchScript) -> Launcher:
@@ -332,8 +337,10 @@ def check_background_wait(context: Context) -> Iterator[Finding]:
     for launch in started:
         waits = any(is_wait(command) and command.line >= launch.line for command in script.commands)
         reason = "the job ends with the script, and kills the training"
+        is_last = all(command.words[0] in QUICK for command in script.commands if command.line > launch.line)
+        make = error if is_last else warning
         if launch.command.is_background and not waits:
-            yield error(launch.line, "the training runs in the background, and nothing waits for it", reason, "wait")
+            yield make(launch.line, "the training runs in the background, and nothing waits for it", reason, "wait")
         verb = launch.words[launch.begin + 1] if len(launch.row.words) > 1 else ""
         waits = bool({"wait", "watch"} & set(launch.options)) or context.has_text(
             rf"\b{launch.launcher}\s+(job\s+(wait|attach|status)|watch|queue\s+(drain|idle)|wait)\b")

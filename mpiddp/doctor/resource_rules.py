@@ -54,14 +54,15 @@ def check_tasks_per_node(context: Context) -> Iterator[Finding]:
                     has_devices_of_its_own(context, step)):
                 continue
             is_refused = processes == 1 and launch.program is Program.MPIDDP
-            make = error if is_refused or (processes == 1 and not is_python) else warning
+            make = error if is_refused else warning
             idle = "mpiddp refuses to start (idle-gpus)" if is_refused else (
                 f"{count(gpus - processes, 'GPU')} of each node will be idle")
             yield make(line, found, f"one process {'mostly ' * is_python}uses one GPU; {idle}", write,
                        advice="only if one process uses one GPU" * is_python)
         elif find_option(launch.program_options, "share-gpus") is None and not (
                 has_devices_of_its_own(context, step) or "ntasks-per-gpu" in step.options):
-            yield error(line, found, "each process needs a GPU of its own", write)
+            make = warning if is_python else error
+            yield make(line, found, "each process needs a GPU of its own", write)
 
 
 def name_processes(context: Context, step: Step, gpus: int) -> str:
@@ -242,7 +243,7 @@ def check_visible_devices(context: Context) -> Iterator[Finding]:
         found = error(launch.line if own else context.script.variable_lines[name],
                       f"{name}={devices} hides {gpus - visible} of {count(gpus, 'GPU')}",
                       f"the batch system sets it; {reason}", advice="leave it out")
-        yield found if is_ours or processes > visible else replace(found, severity=Severity.WARNING)
+        yield found if processes > visible else replace(found, severity=Severity.WARNING)
 
 
 @rule("step-gpus")

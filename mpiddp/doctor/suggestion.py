@@ -235,7 +235,11 @@ def write_count(
 ) -> str:
     """Return an option with the number of tasks, or of a task's cores or GPUs, for one rank in each process."""
     given, tasks = read_number(option.value), step.request.tasks_per_node
-    share = given and tasks and max(1, given * tasks // processes)
+    share = given and tasks and given * tasks // processes
+    if option.name == "cpus-per-task":
+        share = share and max(1, share)
+    elif share and given and tasks and share * processes != given * tasks:
+        share = None
     new = {"ntasks": nodes and nodes * processes, "ntasks-per-node": processes}.get(option.name or "", share)
     if given is None or not new:
         raise NotUnderstoodError(" ".join(word.spelling for word in own))
