@@ -118,9 +118,9 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}, depth:
     shell.read(text)
     exported = {name: value for name in shell.exported if (value := shell.known(name)) is not None}
     reader = Reader(exported, lambda name: open_script(path, name), shell.documents)
-    found = tuple(filter(None, map(reader.read, shell.commands)))
-    trainings = (number for number, launch in enumerate(found) if launch.is_training)
-    launches = found[:next(islice(trainings, MAX_TRAININGS, None), None)]
+    all_launches = tuple(filter(None, map(reader.read, shell.commands)))
+    trainings = (number for number, launch in enumerate(all_launches) if launch.is_training)
+    launches = all_launches[:next(islice(trainings, MAX_TRAININGS, None), None)]
     submitted, unread = read_submitted(path, shell.commands, environ, depth)
     if not (directives or submitted or any(launch.is_training for launch in launches)):
         sentinels = ", ".join(other.sentinels[0] for _, other in list_forms())
@@ -130,7 +130,7 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}, depth:
                if COMPONENT.match(directive.text)),
              *note_unread(shell.commands, launches),
              *(Note(launch.line, f"the launches after {MAX_TRAININGS} trainings")
-               for launch in found[len(launches):][:1]))
+               for launch in all_launches[len(launches):][:1]))
     variables = {name: value for name in shell.lines if (value := shell.known(name)) is not None}
     return BatchScript(
         path, text, lines, scheduler or NO_SCHEDULER, form, directives, options, option_lines, request,

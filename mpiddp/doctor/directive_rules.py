@@ -58,14 +58,14 @@ def check_directive_text(context: Context) -> Iterator[Finding]:
                 form.output_name):
             names = [name for name in ("output", "error") if "$" in directive.options.get(name, "")]
             is_text = any("$" in directive.options.get(name, "") for name in ("job-name", "mail-user"))
-            found, reason = f"{match[0]} in a directive", f"{program} does not expand variables; "
+            message, reason = f"{match[0]} in a directive", f"{program} does not expand variables; "
             if names:
-                yield error(line, found, f"{reason}the output goes to a folder with that name",
+                yield error(line, message, f"{reason}the output goes to a folder with that name",
                             *(context.directive(name, f"{form.output_name}.{name[:3]}") for name in names))
             elif is_text:
-                yield warning(line, found, f"{reason}the text stays as it is")
+                yield warning(line, message, f"{reason}the text stays as it is")
             else:
-                yield error(line, found, f"{reason}it refuses the value",
+                yield error(line, message, f"{reason}it refuses the value",
                             advice=f"write the value of {match[0]} itself")
         elif form.refuses_comments and " #" in directive.text:
             yield error(line, f"a comment after a directive of {context.script.scheduler.name}",

@@ -61,7 +61,7 @@ def read_directives(
     lines: Sequence[str], quoted: Container[int] = ()
 ) -> tuple[Scheduler | None, tuple[Directive, ...]]:
     """Return a script's scheduler and its directives; those of another one, and `quoted` lines, are left out."""
-    found: list[tuple[Scheduler, Directive]] = []
+    all_directives: list[tuple[Scheduler, Directive]] = []
     has_command = False
     for number, line in enumerate(lines, 1):
         if number in quoted:
@@ -72,13 +72,13 @@ def read_directives(
             if sentinel is not None:
                 options = dict(read_options(form, split_words(meant[len(sentinel):])))
                 is_late = has_command and form.ignores_late
-                found.append((scheduler, Directive(number, line.rstrip(), meant, options, is_late)))
+                all_directives.append((scheduler, Directive(number, line.rstrip(), meant, options, is_late)))
                 break
         has_command |= bool(line.strip()) and not line.lstrip().startswith("#")
-    if not found:
+    if not all_directives:
         return None, ()
-    first = next((scheduler for scheduler, directive in found if not directive.is_late), found[0][0])
-    return first, tuple(directive for scheduler, directive in found if scheduler is first)
+    first = next((scheduler for scheduler, directive in all_directives if not directive.is_late), all_directives[0][0])
+    return first, tuple(directive for scheduler, directive in all_directives if scheduler is first)
 
 
 def correct_directive(form: Directives, line: str) -> str:

@@ -194,8 +194,8 @@ class Reader:
         shell = Shell(self._variables)
         shell.read(text)
         self.notes += [Note(command.line, f"the text that {words[place]} runs: {note.text}") for note in shell.notes]
-        found = [launch for each in shell.commands if (launch := self.read(each, depth + 1)) is not None]
-        trainings = [launch for launch in found if launch.is_training]
+        inner_launches = [launch for each in shell.commands if (launch := self.read(each, depth + 1)) is not None]
+        trainings = [launch for launch in inner_launches if launch.is_training]
         if not trainings:
             return base
         last = trainings[-1]

@@ -35,7 +35,7 @@ def check_tasks_per_node(context: Context) -> Iterator[Finding]:
         own = {"ntasks", "ntasks-per-node", "sets-per-node"} & set(launch.options)
         line = launch.line if launch.starter is not None or own else (
             context.option_line(*TASK_OPTIONS) or context.option_line(*GPU_OPTIONS) or launch.line)
-        found = f"{count(processes, 'process')} per node for {count(gpus, 'GPU')} per node"
+        message = f"{count(processes, 'process')} per node for {count(gpus, 'GPU')} per node"
         write = name_processes(context, step, gpus)
         is_python = launch.program is Program.PYTHON
         if processes > 1 and gpus == processes * each and launch.starter is None:
@@ -57,12 +57,12 @@ def check_tasks_per_node(context: Context) -> Iterator[Finding]:
             make = error if is_refused else warning
             idle = "mpiddp refuses to start (idle-gpus)" if is_refused else (
                 f"{count(gpus - processes, 'GPU')} of each node will be idle")
-            yield make(line, found, f"one process {'mostly ' * is_python}uses one GPU; {idle}", write,
+            yield make(line, message, f"one process {'mostly ' * is_python}uses one GPU; {idle}", write,
                        advice="only if one process uses one GPU" * is_python)
         elif find_option(launch.program_options, "share-gpus") is None and not (
                 has_devices_of_its_own(context, step) or "ntasks-per-gpu" in step.options):
             make = warning if is_python else error
-            yield make(line, found, "each process needs a GPU of its own", write)
+            yield make(line, message, "each process needs a GPU of its own", write)
 
 
 def name_processes(context: Context, step: Step, gpus: int) -> str:
@@ -240,10 +240,10 @@ def check_visible_devices(context: Context) -> Iterator[Finding]:
         reason = "mpiddp gives each rank a GPU of its own" if is_ours else (
             f"{count(processes, 'process')} of a node cannot have a GPU each" if processes > visible else "they are "
             "idle")
-        found = error(launch.line if own else context.script.variable_lines[name],
+        finding = error(launch.line if own else context.script.variable_lines[name],
                       f"{name}={devices} hides {gpus - visible} of {count(gpus, 'GPU')}",
                       f"the batch system sets it; {reason}", advice="leave it out")
-        yield found if processes > visible else replace(found, severity=Severity.WARNING)
+        yield finding if processes > visible else replace(finding, severity=Severity.WARNING)
 
 
 @rule("step-gpus")

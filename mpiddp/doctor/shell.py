@@ -389,7 +389,7 @@ class Shell:
             yield Part(match[1], is_quoted=is_quoted)
         elif piece.startswith("$((") and piece.endswith("))"):
             value = calculate(re.sub(rf"\$\{{?({NAME})\}}?|({NAME})",
-                                     lambda found: self.known(found[1] or found[2]) or found[0], piece[3:-2]))
+                                     lambda match: self.known(match[1] or match[2]) or match[0], piece[3:-2]))
             yield Part(piece if value is None else str(value), value is None, is_quoted)
         else:
             yield from self._read_variable(piece, is_quoted)

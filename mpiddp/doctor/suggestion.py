@@ -153,13 +153,10 @@ def write_program(launch: Launch, options: Sequence[str]) -> list[str]:
 def write_text(launch: Launch, word: Word, options: Sequence[str]) -> str:
     """Return the text that a shell runs, with mpiddp in place of the program; raise NotUnderstoodError."""
     for text in ([*Shell().expand(word.raw, 0)] if word.raw else []) + [word]:
-        shell = Shell()
-        shell.read(text)
-        found = [each for command in shell.commands if (each := Reader({}, lambda _: None, {}).read(command))]
-        if len(shell.commands) != 1 or not found or (found[0].program, found[0].starter) != (
-                launch.program, launch.starter) or not found[0].script_words:
+        inner = read_launch(text)
+        if inner is None or (inner.program, inner.starter) != (launch.program, launch.starter) or (
+                not inner.script_words):
             continue
-        inner = found[0]
         begin, end = inner.words[inner.program_at].begin, inner.script_words[0].begin
         if begin < 0 or end < 0 or any(each.is_unknown for each in inner.words[inner.program_at:inner.script_at]) or (
                 text is word and any(map(OPAQUE.match, word.unknown))):
@@ -193,13 +190,17 @@ def quote_text(parts: Sequence[Part]) -> str:
 
 def check_line(launch: Launch, line: str) -> None:
     """Raise NotUnderstoodError if the line that is to be shown does not start mpiddp as it should."""
-    shell = Shell()
-    shell.read(line)
-    found = [each for command in shell.commands if (each := Reader({}, lambda _: None, {}).read(command))]
-    is_same = len(found) == 1 and found[0].program is Program.MPIDDP and bool(found[0].script_words) and (
-        found[0].is_module == launch.is_module)
-    if not is_same or shell.notes:
+    new = read_launch(line)
+    if new is None or new.program is not Program.MPIDDP or not new.script_words or new.is_module != launch.is_module:
         raise NotUnderstoodError(launch.name)
+
+
+def read_launch(text: str) -> Launch | None:
+    """Return the launch that a text is, None if it is none, or several commands."""
+    shell = Shell()
+    shell.read(text)
+    launches = [Reader({}, lambda _: None, {}).read(command) for command in shell.commands]
+    return launches[0] if len(launches) == 1 and not shell.notes else None
 
 
 def write_launcher(context: Context, step: Step, row: Launcher, processes: int) -> list[str]:
