@@ -36,7 +36,8 @@ class CaseHost(Host):
         return ["job_train.sh"] if folder in ("", ".") else []
 
     def read(self, path: str) -> str | None:
-        return {"parses.py": "add_argument('--local_rank')"}.get(path)
+        return {"parses.py": "add_argument('--local_rank')",
+                "starts.sh": "$PYTHON -m torch.distributed.run $@"}.get(path)
 
 
 def read_expected() -> dict[str, Any]:
@@ -105,6 +106,10 @@ def test_a_misspelt_script_is_not_the_job_script() -> None:
       "exec srun --mpi=pmix --cpus-per-task=$SLURM_CPUS_PER_TASK singularity exec --nv $I python -m mpiddp a.py"]),
     (1, "srun -c8 python -m mpiddp a.py", []),
     (1, "srun -n1 python prepare.py", []),
+    (1, "ssh $HOST torchrun --nproc-per-node=4 a.py", ["6 not understood: how torchrun starts"]),
+    (1, "# torchrun\nsrun -c8 bash starts.sh", ["7 not understood: starts.sh"]),
+    (1, "mpirun --tag-output --mca btl ^openib -n 2 torchrun --nproc-per-node=4 --nnodes=2 a.py",
+     ["#SBATCH --ntasks-per-node=4", "mpirun --tag-output --mca btl ^openib -n 8 python -m mpiddp a.py"]),
 ])
 def test_the_launch_line_that_is_shown(tasks: int, start: str, shown: list[str]) -> None:
     assert show_launches(read_from_text("job.sh", f"{HEAD.format(tasks)}{start}\n")) == shown

@@ -328,11 +328,11 @@ def read_option(words: Sequence[Word], position: int, names: Mapping[str, str], 
     return getopt([word, *(following if takes_next else ())], names, flags)
 
 
-def read_mpi_option(words: Sequence[Word], position: int, names: Mapping[str, str], _: frozenset[str],
+def read_mpi_option(words: Sequence[Word], position: int, names: Mapping[str, str], flags: frozenset[str],
                     values: Mapping[str, int]) -> tuple[list[tuple[str, str]], int]:
     """Return an option of an MPI's launcher, and its number of words; an unknown one may have a plain value."""
     name, has_value, value = words[position].partition("=")
-    length = values.get(name)
+    length = 0 if name.lstrip("-") in flags else values.get(name)
     if length is None:
         following = words[position + 1:position + 2]
         length = int(bool(following) and (following[0].isdigit() or not (

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from ..systems import starters
 from ..systems.launchers import Launcher
 from ..systems.variables import SET_BY_HAND
 from .batch_script import BatchScript
@@ -63,7 +64,23 @@ def suggest(context: Context) -> list[Suggestion]:
                 suggestions.append(make_suggestion(context, step))
             except NotUnderstoodError as error:
                 suggestions.append(Suggestion(step.launch.line, word=str(error)))
-    return suggestions
+    return suggestions or find_unread(context)
+
+
+def find_unread(context: Context) -> list[Suggestion]:
+    """Return the first line that names a starter, or a shell script that does, in a script without any training."""
+    names = [name for row in starters.STARTERS for name in (f"{row.program} {row.verb}".strip(), *row.modules) if name]
+    starter = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, names))})(?![\w./-])")
+    script = context.script
+    if script.trainings:
+        return []
+    for launch in script.launches:
+        text = context.host.read(os.path.join(launch.command.folder or "", launch.followed))
+        if launch.followed and text and starter.search(text):
+            return [Suggestion(launch.line, word=launch.followed)]
+    return [Suggestion(number, word=f"how {match[0]} starts") for number, text in enumerate(script.lines, 1)
+            if number not in script.documents and not text.lstrip().startswith(("#", "echo"))
+            and (match := starter.search(text))][:1]
 
 
 def make_suggestion(context: Context, step: Step) -> Suggestion:
@@ -255,9 +272,8 @@ def is_known(row: Launcher, rows: Sequence[Launcher], name: str, word: str) -> b
     if form is not None and form.options:
         return name in form.options
     option = word.partition("=")[0]
-    return name in row.flags or any(
-        name in (*each.names, *each.names.values(), *COUNTS) or option in (*each.values, *each.chooses)
-        for each in rows)
+    return any(name in (*each.flags, *each.names, *each.names.values(), *COUNTS)
+               or option in (*each.values, *each.chooses) for each in rows)
 
 
 def add_options(context: Context, launch: Launch, row: Launcher) -> list[str]:

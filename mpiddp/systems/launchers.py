@@ -33,6 +33,9 @@ MPI_VALUES = {
 # What MPI's launchers call the options of directives.py.
 MPI_NAMES = {"d": "cpus-per-task", "depth": "cpus-per-task", "f": "hostfile", "machinefile": "hostfile", "H": "hosts",
              "host": "hosts"}
+MPI_FLAGS = frozenset((
+    "oversubscribe", "tag-output", "report-bindings", "allow-run-as-root", "display-map", "display-allocation",
+    "verbose", "v", "quiet", "q", "nolocal", "genvall", "envall", "envnone", "l", "prepend-rank", "timestamp-output"))
 JSRUN_NAMES = {
     "n": "sets", "nrs": "sets", "r": "sets-per-node", "rs_per_host": "sets-per-node", "a": "tasks-per-set",
     "tasks_per_rs": "tasks-per-set", "c": "cpus-per-set", "cpu_per_rs": "cpus-per-set", "g": "gpus-per-set",
@@ -255,7 +258,8 @@ MPIRUN = Launcher(
     in_task=is_mpirun_in_step, own=frozenset({PMIX}), library=OPEN_MPI,
     command="mpirun", program=MPI_PROGRAM, version=r"Open MPI|OpenRTE|PRRTE|open-mpi", counts=MPI_COUNTS,
     per_node=("-N", "-npernode", "--npernode"), chooses=MPI_NODES, values=MPI_VALUES,
-    names=MPI_NAMES, step_options=open_mpi_options, is_mpiexec=True, ends_by_quit=True, hides_losses=True,
+    names=MPI_NAMES, flags=MPI_FLAGS, step_options=open_mpi_options, is_mpiexec=True, ends_by_quit=True,
+    hides_losses=True,
     ranks_per_node="--map-by ppr:{}:node", cores="--map-by slot:PE=N", unbound="--bind-to none", export="-x NAME",
     tested="versions 4.1 and 5")
 # A numeric SLURM_STEP_ID means srun where psslurm has taken slurmd's place. It reads the variable in `options`, and of
@@ -274,7 +278,7 @@ HYDRA = Launcher(
     marks=(HYDRA_VARIABLE,), alone=always, in_task=is_hydra_in_step, own=frozenset({PMI}), library=MPICH,
     hides_always=("PMIX_",),  # MPICH gives up if it finds srun's PMIx beside its own mpiexec
     command="mpiexec", program=MPI_PROGRAM, counts=MPI_COUNTS, per_node=("-ppn", "--ppn", "-perhost"),
-    chooses=MPI_NODES, values=MPI_VALUES, step_options=hydra_options, is_mpiexec=True,
+    chooses=MPI_NODES, values=MPI_VALUES, flags=MPI_FLAGS, step_options=hydra_options, is_mpiexec=True,
     ranks_per_node="-ppn {}", unbound="-bind-to none", export="-genvall", tested="MPICH 5, Intel MPI 2021")
 SRUN = Launcher(
     "srun", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS",), ("SLURM_LOCALID",), node_ranks=("SLURM_NODEID",),
