@@ -241,6 +241,17 @@ def test_a_shell_script_that_the_job_script_writes_is_read() -> None:
     assert read_text.launches[0].script == "b.py"
 
 
+def test_a_second_script_gets_its_parameters(tmp_path: Path) -> None:
+    """A function has others."""
+    (tmp_path / "task.sh").write_text(
+        'P=$1\nf() { date $1; }\nshift\nH=$1; shift\n$P -m torch.distributed.run --rdzv-endpoint=$H "$@"\n')
+    (job := tmp_path / "job.sh").write_text(HEAD + "srun bash task.sh python $HEAD --nnodes=2 train.py --lr $LR\n")
+    (found,) = read(str(job)).launches
+    assert (found.name, found.script, found.followed) == ("torchrun", "train.py", "task.sh")
+    assert found.program_options == ("--rdzv-endpoint=$HEAD", "--nnodes=2")
+    assert found.script_words == ("train.py", "--lr", "$LR")
+
+
 def test_our_own_scripts_are_read_and_give_no_finding() -> None:
     """Each starts mpiddp, and its script is known."""
     for file in sorted((ROOT / "batch").glob("*.sh")):

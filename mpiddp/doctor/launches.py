@@ -191,7 +191,8 @@ class Reader:
         self._followed += 1
         if text is None or depth >= MAX_DEPTH or self._followed > MAX_FOLLOWED:
             return base
-        shell = Shell(self._variables)
+        shell = Shell(self._variables, parameters=words[text_at + 2 if text_at >= 0 else file_at + 1:] if (
+            text_at >= 0 or file_at >= 0) else ())
         shell.read(text)
         self.notes += [Note(command.line, f"the text that {words[place]} runs: {note.text}") for note in shell.notes]
         inner_launches = [launch for each in shell.commands if (launch := self.read(each, depth + 1)) is not None]

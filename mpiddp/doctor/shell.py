@@ -184,11 +184,13 @@ class Shell:
     """Reads texts, in their order, and keeps the commands and the values of variables.
 
     A variable's value is its parts, an array its words, None is unknown. `task_numbers` are the variables with the
-    number of a job in a job array, `home` is the one with the folder from which paths count.
+    number of a job in a job array, `home` is the one with the folder from which paths count. `parameters` are $1
+    and those behind it, None if they are not known.
     """
 
     def __init__(
-        self, variables: Mapping[str, str] = {}, task_numbers: Sequence[str] = (), home: str = ""
+        self, variables: Mapping[str, str] = {}, task_numbers: Sequence[str] = (), home: str = "",
+        parameters: Sequence[Word] | None = None,
     ) -> None:
         self.values: dict[str, tuple[Part, ...] | list[Word] | None] = {
             name: (Part(text),) for name, text in variables.items()}
@@ -200,7 +202,7 @@ class Shell:
         self.selections: list[Selection] = []
         self.folder: str | None = ""
         self.spent = 0  # characters of words
-        self._home = home
+        self._home, self._parameters = home, None if parameters is None else [*parameters]
         self._task_numbers = "|".join(task_numbers)
         self._blocks: list[Block] = []
         self._line = 0
@@ -311,9 +313,9 @@ class Shell:
         """Return the words that a token becomes."""
         self._line = line
         whole = token[1:-1] if token[:1] == token[-1:] == '"' else token
-        array = self._read_array(whole)
+        array = self.parameters if whole in ("$@", "$*") else self._read_array(whole)
         if array is not None:
-            return array
+            return [*array]
         fields: list[list[Part]] = [[]]
         has_quote, length = False, 0
         for part in self._read_parts(token):
@@ -333,6 +335,11 @@ class Shell:
         if len(kept) == 1 and (len(fields) == 1 or not splits):
             return [Word(kept[0], token, begin, begin + len(token) if begin >= 0 else -1)]
         return [Word(parts) for parts in kept] or ([Word([Part("")], token)] if has_quote else [])
+
+    @property
+    def parameters(self) -> list[Word] | None:
+        """The positional parameters, None if they are not known: in a function, they are its own."""
+        return None if any(block.kind == "{" for block in self._blocks) else self._parameters
 
     def _read_array(self, token: str) -> list[Word] | None:
         """Return the words of a known array that a token names, None for another token."""
@@ -402,11 +409,15 @@ class Shell:
         if isinstance(value, tuple) and (value or reference):
             yield from (part._replace(is_quoted=is_quoted) for part in value)
             return
+        if (number := re.fullmatch(r"\$\{?([1-9])\}?", piece)) and self.parameters is not None:
+            for word in self.parameters[int(number[1]) - 1:int(number[1])]:
+                yield from (part._replace(is_quoted=is_quoted) for part in word.parts)
+            return
         words = self.values.get(element[1]) if element else None
         if isinstance(words, list) and element:
             if element[2] in ("@", "*"):
-                for number, word in enumerate(words):
-                    yield from [Part(" ", is_quoted=is_quoted)] * (number > 0)
+                for place, word in enumerate(words):
+                    yield from [Part(" ", is_quoted=is_quoted)] * (place > 0)
                     yield from (part._replace(is_quoted=is_quoted) for part in word.parts)
                 return
             if element[2].isdigit() and int(element[2]) < len(words):
@@ -463,6 +474,9 @@ class Shell:
             base = "" if target is not None and self._home and self._home in words[1].raw else self.folder
             is_known = target and base is not None and not target.startswith(("~", "-"))
             self.folder = os.path.normpath(os.path.join(base or "", target or "")) if is_known else None
+        elif name in ("shift", "set") and (name == "shift" or "--" in words):
+            known = None if self._blocks or name == "set" or words[1:] else self.parameters
+            self._parameters = None if known is None else known[1:]
         elif name == "eval" and depth < MAX_DEPTH:
             self.read(" ".join(words[1:]), line, depth + 1)
         elif name == "cat" and command.document:
