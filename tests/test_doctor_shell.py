@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import subprocess
+
 import pytest
 
 from mpiddp.doctor.shell import Shell
 from mpiddp.doctor.tokens import find_quoted_lines
+from tests.support import DEADLINE_S
 
 
 def read(text: str, **variables: str) -> Shell:
@@ -48,6 +52,7 @@ def test_commands(text: str, commands: list[tuple[str, ...]]) -> None:
     ("A=b; c $A ${A} \"$A d\" '$A' $AB", ("c", "b", "b", "b d", "$A", "$AB")),
     ("export A='b c'; d $A \"$A\"", ("d", "b", "c", "b c")),
     ("A=(b 'c d' $E); f \"${A[@]}\" ${A[1]} ${A[9]}", ("f", "b", "c d", "$E", "c", "d", "${A[9]}")),
+    ("A=(b 'c d'); e ${A[@]} \"${A[*]}\" ${A[*]}", ("e", "b", "c", "d", "b c d", "b", "c", "d")),
     ("A=(b); A+=(c d); E=f; E+=g; h \"${A[@]}\" $E", ("h", "b", "c", "d", "fg")),
     ("N=4; a $((N * 2 + 1)) $(( ${N} / 3 )) $((N % X))", ("a", "9", "1", "$((N % X))")),
     ("A=$(b); C=d/$A; e $C", ("e", "d/$(b)")),
@@ -70,6 +75,23 @@ def test_commands(text: str, commands: list[tuple[str, ...]]) -> None:
 ])
 def test_known_values_stand_in_words(text: str, last: tuple[str, ...]) -> None:
     assert words(text)[-1] == last
+
+
+PIECES = ("a", "b c", " ", "'d e'", '"f  g"', "${A}", "${B}", '"$C"', "${C}", "x=1", "\\ ", "\\\"", "'\"'", '"\'"',
+          "$'t\\tu'", "${L[@]}", "${L[1]}", "--o=$A/p_$B.q", "$((N * 2 + 1))", "\\\n", "#h", "k#l", "''", '""',
+          '"\\$A"', '"\\n"', "\\$A", '"${L[*]}"', "[m]")
+VALUES = "A=aa; B='b1 b2'; C=' c1  c2 '; L=(l1 'l2 l3' $B); N=5; set -f\n"
+
+
+@pytest.mark.process
+def test_words_are_those_of_bash() -> None:
+    """Whatever quotes, escapes, values and arrays stand side by side."""
+    chance = random.Random(0)
+    texts = ["".join(chance.choices(PIECES, k=chance.randint(1, 8))) for _ in range(500)]
+    lines = VALUES + "".join(f"printf '%s\\0' X {text}\nprintf '\\1'\n" for text in texts)
+    done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+    ours = [command.words[2:] for command in read(lines).commands if len(command.words) > 2]
+    assert ours == [tuple(each.split("\0")[:-1]) for each in done.stdout.split("\1")[:-1]]
 
 
 def test_what_is_not_known_is_kept_apart() -> None:

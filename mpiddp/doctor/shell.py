@@ -312,9 +312,8 @@ class Shell:
     def expand(self, token: str, line: int, splits: bool = True, begin: int = -1) -> list[Word]:
         """Return the words that a token becomes."""
         self._line = line
-        whole = token[1:-1] if token[:1] == token[-1:] == '"' else token
-        array = self.parameters if whole in ("$@", "$*") else self._read_array(whole)
-        if array is not None:
+        array, index = self._find_array(token[1:-1]) if token[:1] == token[-1:] == '"' else (None, "")
+        if array is not None and index == "@":
             return [*array]
         fields: list[list[Part]] = [[]]
         has_quote, length = False, 0
@@ -341,11 +340,13 @@ class Shell:
         """The positional parameters, None if they are not known: in a function, they are its own."""
         return None if any(block.kind == "{" for block in self._blocks) else self._parameters
 
-    def _read_array(self, token: str) -> list[Word] | None:
-        """Return the words of a known array that a token names, None for another token."""
-        match = ELEMENT.fullmatch(token)
-        value = self.values.get(match[1]) if match and match[2] in ("@", "*") else None
-        return list(value) if isinstance(value, list) else None
+    def _find_array(self, piece: str) -> tuple[list[Word] | None, str]:
+        """Return the known words of an array, or the parameters, and the index of the elements; None for none."""
+        element = ELEMENT.fullmatch(piece)
+        if element is None:
+            return (self.parameters, piece[-1]) if piece in ("$@", "$*") else (None, "")
+        value = self.values.get(element[1])
+        return (value, element[2]) if isinstance(value, list) else (None, "")
 
     def _read_parts(self, text: str, is_quoted: bool = False) -> Iterator[Part]:
         """Yield the parts of a token, or of the inside of double quotes."""
@@ -403,30 +404,24 @@ class Shell:
 
     def _read_variable(self, piece: str, is_quoted: bool) -> Iterator[Part]:
         """Yield the parts of a variable's value, or the expansion as it is written."""
-        reference, default, element = (pattern.fullmatch(piece) for pattern in (REFERENCE, DEFAULT, ELEMENT))
+        reference, default = REFERENCE.fullmatch(piece), DEFAULT.fullmatch(piece)
         name = (reference[1] or reference[2]) if reference else default[1] if default else ""
-        value = self.values.get(name)
-        if isinstance(value, tuple) and (value or reference):
-            yield from (part._replace(is_quoted=is_quoted) for part in value)
-            return
-        if (number := re.fullmatch(r"\$\{?([1-9])\}?", piece)) and self.parameters is not None:
-            for word in self.parameters[int(number[1]) - 1:int(number[1])]:
-                yield from (part._replace(is_quoted=is_quoted) for part in word.parts)
-            return
-        words = self.values.get(element[1]) if element else None
-        if isinstance(words, list) and element:
-            if element[2] in ("@", "*"):
-                for place, word in enumerate(words):
-                    yield from [Part(" ", is_quoted=is_quoted)] * (place > 0)
-                    yield from (part._replace(is_quoted=is_quoted) for part in word.parts)
-                return
-            if element[2].isdigit() and int(element[2]) < len(words):
-                yield from (part._replace(is_quoted=is_quoted) for part in words[int(element[2])].parts)
-                return
-            self._note_selection(piece, element[1], words, element[2])
-        yield Part(piece, is_unknown=True, is_quoted=is_quoted)
+        value, (words, index) = self.values.get(name), self._find_array(piece)
+        parts: Sequence[Part] | None = value if isinstance(value, tuple) and (value or reference) else None
+        if words is not None and index in ("@", "*"):
+            parts = [part for place, word in enumerate(words) for part in ([Part(" ")] * (place > 0) + [*word.parts])]
+        elif words is not None and index.isdigit() and int(index) < len(words):
+            parts = words[int(index)].parts
+        elif words is not None:
+            self._note_selection(piece, words, index)
+        elif (number := re.fullmatch(r"\$\{?([1-9])\}?", piece)) and self.parameters is not None:
+            parts = [part for word in self.parameters[int(number[1]) - 1:int(number[1])] for part in word.parts]
+        if parts is None:
+            yield Part(piece, is_unknown=True, is_quoted=is_quoted)
+        else:
+            yield from (part._replace(is_quoted=is_quoted) for part in parts)
 
-    def _note_selection(self, text: str, name: str, words: Sequence[Word], index: str) -> None:
+    def _note_selection(self, text: str, words: Sequence[Word], index: str) -> None:
         """Keep an element that a job of a job array takes, unless bash may make several of one word of the array."""
         inner = re.sub(rf"(?<![\w$]){NAME}", lambda match: "".join(part.text for part in value) if isinstance(
             value := self.values.get(match[0]), tuple) else match[0], index.removeprefix("$((").removesuffix("))"))
@@ -435,7 +430,7 @@ class Shell:
                            if not part.is_quoted)
         if match and self._task_numbers and is_plain:
             offset = int(f"{match[2]}{match[3]}") if match[3] else 0
-            self.selections.append(Selection(self._line, text, name, len(words), offset))
+            self.selections.append(Selection(self._line, text, text[2:].partition("[")[0], len(words), offset))
 
     def read_document(self, token: Token, line: int) -> Document:
         """Return a here document with the known values of the variables in it."""
