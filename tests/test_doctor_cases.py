@@ -77,7 +77,10 @@ def test_a_misspelt_script_is_not_the_job_script() -> None:
      ["#SBATCH --ntasks-per-node=4", "#SBATCH --cpus-per-task=2",
       "srun --mpi=pmix -c 2 python -m mpiddp -m pkg.train --lr 1"]),
     (1, "srun -n2 -c 8 /env/bin/torchrun --nproc-per-node=4 --nnodes=2 --rdzv-endpoint=$A a.py",
-     ["#SBATCH --cpus-per-task=2", "srun --mpi=pmix -n 8 -c 2 /env/bin/python -m mpiddp a.py"]),
+     ["#SBATCH --ntasks-per-node=4", "#SBATCH --cpus-per-task=2",
+      "srun --mpi=pmix -n 8 -c 2 /env/bin/python -m mpiddp a.py"]),
+    (4, "srun --ntasks-per-node=1 -c 32 torchrun --nproc-per-node=4 --nnodes=2 --rdzv-endpoint=$A a.py",
+     ["srun --mpi=pmix --ntasks-per-node=4 -c 8 python -m mpiddp a.py"]),
     (1, "srun -c8 python -u -m torch.distributed.launch --nproc_per_node 4 --nnodes 2 --master_addr $A parses.py",
      ["#SBATCH --ntasks-per-node=4", "#SBATCH --cpus-per-task=2",
       "srun --mpi=pmix -c 2 python -u -m mpiddp --pass-local-rank=--local_rank parses.py"]),
@@ -113,6 +116,12 @@ def test_a_misspelt_script_is_not_the_job_script() -> None:
 ])
 def test_the_launch_line_that_is_shown(tasks: int, start: str, shown: list[str]) -> None:
     assert show_launches(read_from_text("job.sh", f"{HEAD.format(tasks)}{start}\n")) == shown
+
+
+def test_tasks_without_nodes_are_not_understood() -> None:
+    """Nobody knows how many of them a node gets."""
+    text = "#!/bin/bash\n#SBATCH -n 2\n#SBATCH -c 32\nsrun -c 32 torchrun --nproc-per-node=4 a.py\n"
+    assert show_launches(read_from_text("job.sh", text)) == ["4 not understood: #SBATCH --ntasks=2"]
 
 
 def test_the_launch_line_stands_behind_the_findings() -> None:

@@ -299,10 +299,10 @@ def write_directives(context: Context, step: Step, row: Launcher, processes: int
         is_placed = "ntasks-per-node" in launch.options or job.tasks_per_node == processes
         name, number = ("ntasks", processes * nodes) if form.slots_are_cores else ("ntasks-per-node", processes)
         return [] if is_placed or (job.tasks or 0) >= processes * nodes else [context.directive(name, str(number))], []
-    own = launch.options if launch.launcher else {}
-    tasks = step.request.tasks_per_node if launch.launcher else job.tasks_per_node
-    lines, notes = [], []
-    if tasks != processes and not {"ntasks", "ntasks-per-node"} & set(own):
+    lines, notes, tasks = [], [], job.tasks_per_node
+    if tasks is None:
+        raise NotUnderstoodError(context.directive("ntasks", options["ntasks"]) if "ntasks" in options else launch.name)
+    if tasks != processes:
         lines.append(context.directive("ntasks-per-node", str(processes)))
         if "ntasks" in options:
             notes.append(f"leave {context.directive('ntasks', options['ntasks'])} out")
