@@ -63,16 +63,9 @@ MISSING_SCRIPT_ERRORS = {"": "no script given; name a script, or a module after 
                          "-c": "no code after -c"}
 
 
-DOCTOR = "doctor"
-
-
 def main() -> int:
-    """Run one rank of a job, or the doctor, from the command line and return the exit status."""
+    """Run one rank of a job from the command line and return the exit status."""
     os.environ.pop("_MPIDDP_STAGED_BY", None)  # of a job that started this one; its mirror ends with it
-    if sys.argv[1:2] == [DOCTOR] and not os.path.exists(DOCTOR):  # a script of that name is run
-        from .doctor.__main__ import main as check_job_script
-
-        return check_job_script(sys.argv[2:])
     try:
         job = read_config(sys.argv[1:], os.environ)
     except argparse.ArgumentTypeError as error:

@@ -19,7 +19,6 @@ from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
 from tests.messages import message
 from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, check, first_of, single_node_environ, srun
-from tests.test_doctor_conversion import RECIPES, convert_recipe
 
 pytestmark = pytest.mark.light
 
@@ -117,23 +116,6 @@ def check_hello_of_four(done: Job) -> None:
     """Fail unless two ranks on each of two nodes said hello."""
     assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
     assert len(re.findall(r"hello from \[node[12]:gloo\] process \d/4$", done.output, re.MULTILINE)) == 4, done.output
-
-
-@pytest.mark.parametrize(("recipe", "ranks"), first_of([
-    ("hipergator/job_launch.sh", 8), ("enroot/run_script.sh", 4), ("launch/job.sh", 4), ("supercloud/batch.sh", 4),
-    ("trixie/task.slurm", 8), ("trixie-accelerate/job.sh", 8),
-], 2))
-def test_a_converted_recipe_starts_as_it_is(cluster: Cluster, folder: Path, recipe: str, ranks: int) -> None:
-    """On a site whose batch shells know modules and whose PATH has Enroot, here a stand-in for it."""
-    shutil.copytree((RECIPES / recipe).parent, folder, dirs_exist_ok=True)
-    (folder / "image.sqsh").touch()
-    with (folder / "train.py").open("a") as script:
-        script.write(f"import runpy\nrunpy.run_path('{EXAMPLES / 'hello_world.py'}')\n")
-    (job := folder / Path(recipe).name).write_text(convert_recipe(recipe)[1])
-    site = f"BASH_ENV=/etc/profile.d/lmod.sh,PATH={STANDINS}:{PYTHON}:{os.environ['PATH']}"
-    done = Submitted(cluster, job, "sbatch", f"--export=ALL,{site}", str(job)).wait()
-    assert (done.state, done.exit_code) == ("COMPLETED", "0:0"), done.output
-    assert len(re.findall(rf"hello from \[node[12]:gloo\] process \d/{ranks}$", done.output, re.MULTILINE)) == ranks
 
 
 @pytest.mark.parametrize("arguments", [
@@ -425,13 +407,3 @@ def test_a_script_that_asks_for_a_requeue_is_the_one_that_is_said_to() -> None:
         "requeue.sh", "requeue_mpirun.sh", "supervise.sh"]
     assert "it does not requeue" in next(
         line for line in (BATCH / "README.md").read_text().splitlines() if line.startswith("| `accelerate.sh` |"))
-
-
-@pytest.mark.thorough("other batch scripts are submitted")
-def test_recipes_are_converted(cluster: Cluster, folder: Path) -> None:
-    """The second script's set-up of the environment is kept: a file with an argument, like conda's activate."""
-    (activate := folder / "activate").write_text(f'[ "$1" = pytorch ] || exit 1\n. {ACTIVATE}\n')
-    script = edited(folder, "requeue.sh", ENVIRONMENT=f"{activate} pytorch", COMMAND=HELLO, ntasks_per_node=2,
-                    cpus_per_task=1)
-    check_hello_of_four(Submitted(cluster, script).wait())
-

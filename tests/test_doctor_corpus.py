@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mpiddp.doctor.findings import Severity
+from mpiddp.doctor.suggestion import suggest_all
 from tests.doctor.measure import (
     SCRIPTS,
     SubmissionHost,
@@ -12,7 +14,6 @@ from tests.doctor.measure import (
     read_expectations,
     read_script,
 )
-from tests.test_doctor import assert_edits_end
 
 ENOUGH = 0.9
 SOURCES = ("# after the shape of: ", "# by an author who did not know the doctor's rules")
@@ -24,9 +25,15 @@ def test_the_doctor_finds_what_a_supporter_finds() -> None:
     assert score.recall >= ENOUGH, format_table(score)
 
 
+def test_no_error_is_false() -> None:
+    assert [finding for _, finding in measure().false if finding.severity is Severity.ERROR] == []
+
+
 @pytest.mark.parametrize("name", [file.stem for file in sorted(SCRIPTS.iterdir())])
-def test_the_edits_come_to_an_end(name: str) -> None:
-    assert_edits_end(read_script(name), SubmissionHost(name, read_expectations()[1]))
+def test_the_launch_line_is_one_line_or_a_word_is_not_understood(name: str) -> None:
+    for suggestion in suggest_all(read_script(name), SubmissionHost(name, read_expectations()[1])):
+        assert bool(suggestion.word) != ("python" in suggestion.launch and " -m mpiddp " in suggestion.launch)
+        assert "\n" not in suggestion.launch + suggestion.word
 
 
 def test_every_script_has_expectations_and_a_source() -> None:

@@ -239,14 +239,14 @@ def test_findings_are_lines_and_records() -> None:
     assert coloured != "\n".join(lines) == re.sub(r"\033\[[\d;]*m", "", coloured)
     assert json.loads(format_json(findings))[1] == {
         "rule": "core", "severity": "note", "line": None, "message": "it is so", "reason": "", "advice": "",
-        "edits": []}
+        "write": []}
 
 
 RUN = """
 import sys
 from mpiddp.doctor.__main__ import main
 status = main(["--json"])
-assert not {"torch", "mpi4py", "tree_sitter"} & set(sys.modules)
+assert not {"torch", "mpi4py"} & set(sys.modules)
 sys.exit(status)
 """
 

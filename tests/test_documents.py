@@ -114,10 +114,6 @@ RUN_BY = {
         "tests/test_layers.py::test_each_test_is_selected_once_and_what_is_left_out_has_a_reason", "tests.left_out"),
     **dict.fromkeys(("python -m mpiddp.doctor", "python -m mpiddp.doctor job.sh"), (
         "tests/test_doctor.py::test_the_command", '"mpiddp", "doctor"')),
-    "python -m mpiddp.doctor --fix job.sh": (
-        "tests/test_doctor.py::test_the_certain_edits_are_a_patch", '"--fix", "job.sh"'),
-    "python -m mpiddp.doctor --convert job.sh": (
-        "tests/test_doctor_conversion.py::test_the_option", '"--convert", "job.sh"'),
     "python -m tests.pictures trace.json": ("tests/test_readme.py::test_the_pictures_are_drawn", "pictures.trace_svg"),
 }
 # What sets up and runs the tests: a script of ours that has these words.
@@ -128,7 +124,6 @@ SET_UP = {
     "pip install mpich": ("tests/run", "make_venv mpich mpi4py mpich"),
     "pip install drawsvg": ("tests/constraints.txt", "drawsvg=="),
     "pip install py-spy": ("tests/constraints.txt", "py-spy=="),
-    "pip install '.[doctor]'": ("tests/constraints.txt", "tree-sitter-bash=="),
 }
 # Names of what others start, which mpiddp takes the place of; the one line of our own syntax; a launcher of one centre;
 # Flux's commands.

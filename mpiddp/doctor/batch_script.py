@@ -5,51 +5,27 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from ..base.files import parse_stream_path
-from .directives import COMPONENT, Directive, Request, Scheduler, read_directives, read_request
+from ..systems.directives import Directives
+from ..systems.schedulers import NO_SCHEDULER, Scheduler
+from .directives import COMPONENT, Directive, Request, list_forms, read_directives, read_request
 from .launches import Launch, Program, Reader
-from .shell import (
-    SHELLS,
-    Command,
-    Note,
-    QuoteError,
-    Selection,
-    Shell,
-    find_document_lines,
-    find_string_lines,
-    parse_statements,
-)
-
-if TYPE_CHECKING:
-    from tree_sitter import Node
-
-__all__ = ["BatchScript", "Command", "Directive", "Launch", "NotABatchScript", "Note", "Program", "Request",
-           "Scheduler", "read", "read_file", "read_from_text"]
+from .shell import SHELLS, Note, Selection, Shell, SimpleCommand
+from .tokens import find_quoted_lines
 
 MAX_BYTES = 1_000_000
 MAX_TRAININGS = 100
-TOO_DEEP = "is nested too deeply to be read"
-SCHEDULER_VARIABLES = ("SLURM", "SBATCH_", "PBS_", "LSB_", "LS_", "FLUX_", "PMI", "OMPI_", "PALS_", "NCPUS")
-JOB_VARIABLES = ("HOSTNAME", "TMPDIR", "PWD", "OLDPWD", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "RANDOM",
-                 "CONDA_PREFIX", "LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_SCRATCH", "JOB_TMPDIR")
-# Variables of the user's shell that may be followed, beside those whose values are paths: others may hold secrets.
-PLAIN_VARIABLES = ("USER", "LOGNAME")
-CONDA_MODULES = re.compile(r"(\w*/)?(ana|mini)?conda|mini(forge|mamba)|mambaforge", re.IGNORECASE)
+MAX_SUBMISSIONS = 3  # of job scripts in job scripts
+PLAIN_VARIABLES = ("USER", "LOGNAME")  # of the user's shell, beside those whose values are paths: others may be secret
 PYTHON_LINE = re.compile(r"(import [\w.]+( as \w+)?|from [\w.]+ import [\w.*, ]+|def \w+\(.*:)\s*$")
 # Files that set up a shell: environments of Python, conda, modules.
 SETUP_FILES = re.compile(r"activate$|(profile|bashrc|bash_profile|conda\.sh|mamba\.sh|/init/\w+|lmod\S*|modules?\.sh|"
                          r"setvars\.sh)$|conda|^/etc/")
-# Variables that Slurm sets in a batch script only if the option was given (man sbatch, OUTPUT ENVIRONMENT VARIABLES).
-SLURM_VARIABLES = {
-    "SLURM_CPUS_PER_TASK": "cpus-per-task", "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
-    "SLURM_GPUS_PER_NODE": "gpus-per-node", "SLURM_GPUS_PER_TASK": "gpus-per-task", "SLURM_GPUS": "gpus",
-    "SLURM_NTASKS_PER_GPU": "ntasks-per-gpu",
-}
 
 
 class NotABatchScript(ValueError):  # noqa: N818
@@ -58,34 +34,45 @@ class NotABatchScript(ValueError):  # noqa: N818
 
 @dataclass(frozen=True)
 class BatchScript:
-    """A job script; `variables` are the values at its end, `exported` the names that programs get.
+    """A job script.
 
-    `document_lines` are the lines of its here documents, `string_lines` those that begin in quotes; `selections` are
-    elements of arrays, one for each job of a job array.
+    `form` is how its scheduler reads it, None without directives. `documents` and `inside` are the lines of its here
+    documents, and those that begin inside of a word. `selections` are elements of arrays, one for each job of a job
+    array. `submitted` are the job scripts that it gives to a scheduler as here documents.
     """
 
     path: str
     text: str
     lines: tuple[str, ...]
     scheduler: Scheduler
+    form: Directives | None
     directives: tuple[Directive, ...]
-    options: dict[str, str]
-    option_lines: dict[str, int]
+    options: Mapping[str, str]
+    option_lines: Mapping[str, int]
+    request: Request
+    commands: tuple[SimpleCommand, ...]
     launches: tuple[Launch, ...]
-    variables: dict[str, str]
-    variable_lines: dict[str, int]
-    commands: tuple[Command, ...]
+    variables: Mapping[str, str]
+    variable_lines: Mapping[str, int]
+    exported: frozenset[str]
     not_followed: tuple[Note, ...]
-    exported: frozenset[str] = field(default_factory=frozenset)
-    request: Request = field(default_factory=Request)
-    document_lines: frozenset[int] = frozenset()
-    string_lines: frozenset[int] = frozenset()
+    documents: frozenset[int] = frozenset()
+    inside: frozenset[int] = frozenset()
     selections: tuple[Selection, ...] = ()
+    submitted: tuple[Submitted, ...] = ()
 
     @property
     def trainings(self) -> tuple[Launch, ...]:
         """The launches that start Python, as far as is known."""
         return tuple(launch for launch in self.launches if launch.is_training)
+
+
+class Submitted(NamedTuple):
+    """A job script in a here document: its first line there, and whether the shell leaves it as it is written."""
+
+    line: int
+    script: BatchScript
+    is_literal: bool
 
 
 def read(path: str, environ: Mapping[str, str] = {}) -> BatchScript:
@@ -97,12 +84,6 @@ def read(path: str, environ: Mapping[str, str] = {}) -> BatchScript:
         raise NotABatchScript("is a folder, not a job script") from None
     except OSError as error:
         raise NotABatchScript(f"cannot be read: {error.strerror}") from None
-    check_data(data)
-    return read_from_text(path, data.decode(errors="surrogateescape"), environ)
-
-
-def check_data(data: bytes) -> None:
-    """Raise NotABatchScript for data that can be no job script."""
     if len(data) > MAX_BYTES:
         raise NotABatchScript(f"is no job script: it has more than {MAX_BYTES // 10**6} MB")
     if not data.strip():
@@ -112,16 +93,16 @@ def check_data(data: bytes) -> None:
     if b"\r\n" in data:
         raise NotABatchScript("has Windows line ends (CR LF), which no batch system and no shell accepts; convert it "
                               "with dos2unix, or with sed -i 's/\\r$//' and its name")
+    return read_from_text(path, data.decode(errors="surrogateescape"), environ)
 
 
-def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> BatchScript:
+def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}, depth: int = 0) -> BatchScript:
     """Return the job script of a text; raise NotABatchScript if it is none."""
     lines = tuple(text.split("\n"))
     check_language(path, lines)
-    root = parse_script(text)
-    document_lines = frozenset(find_document_lines(root))
-    string_lines = frozenset(find_string_lines(root))
-    scheduler, directives = read_directives(lines, document_lines | string_lines)
+    documents, inside = find_quoted_lines(text)
+    scheduler, directives = read_directives(lines, documents | inside)
+    form = scheduler.directives if scheduler is not None else None
     options: dict[str, str] = {}
     option_lines: dict[str, int] = {}
     for directive in directives:
@@ -130,52 +111,57 @@ def read_from_text(path: str, text: str, environ: Mapping[str, str] = {}) -> Bat
         if not directive.is_late:
             options |= directive.options
             option_lines |= dict.fromkeys(directive.options, directive.line)
-    request = read_request(scheduler, options)
-
-    def is_empty(name: str) -> bool:
-        is_unset = name not in environ and is_empty_if_unset(name)
-        return is_unset or (scheduler is Scheduler.SLURM and name in SLURM_VARIABLES)
-
-    own = {name: value for name, value in environ.items()
-           if is_empty_if_unset(name) and (name in PLAIN_VARIABLES or value.startswith("/"))}
-    shell = Shell({**own, **scheduler_variables(scheduler, options, request)}, is_empty)
-    try:
-        shell.follow(root)
-    except RecursionError:
-        raise NotABatchScript(TOO_DEEP) from None
-    exported = {name: value for name, value in shell.variables.items()
-                if name in shell.exported and isinstance(value, str)}
-    reader = Reader({name: value for name, value in exported.items() if shell.show(value) == value},
-                    is_empty, lambda name: open_script(path, name), shell.documents)
+    request = read_request(form, options)
+    paths = {name: value for name, value in environ.items() if name in PLAIN_VARIABLES or value.startswith("/")}
+    shell = Shell({**paths, **list_job_variables(form, options, request)}, form.array_numbers if form else (),
+                  form.folder if form else "")
+    shell.read(text)
+    exported = {name: value for name in shell.exported if (value := shell.known(name)) is not None}
+    reader = Reader(exported, lambda name: open_script(path, name), shell.documents)
     all_launches = tuple(filter(None, map(reader.read, shell.commands)))
     trainings = (number for number, launch in enumerate(all_launches) if launch.is_training)
-    late = next(islice(trainings, MAX_TRAININGS, None), None)
-    launches = all_launches[:late]
-    if not directives and not launches:
-        raise NotABatchScript("is no job script: it has no directives (#SBATCH, #PBS, #BSUB, #flux:) and starts no "
-                              "Python")
-    components = (Note(directive.line, "the options of the job's other components") for directive in directives
-                  if COMPONENT.match(directive.text))
-    notes = (*shell.notes, *components, *(Note(*note) for note in reader.notes), *note_unread(shell.commands, launches),
+    launches = all_launches[:next(islice(trainings, MAX_TRAININGS, None), None)]
+    submitted, unread = read_submitted(path, shell.commands, environ, depth)
+    if not (directives or submitted or any(launch.is_training for launch in launches)):
+        sentinels = ", ".join(other.sentinels[0] for _, other in list_forms())
+        raise NotABatchScript(f"is no job script: it has no directives ({sentinels}) and starts no Python")
+    notes = (*shell.notes, *reader.notes, *unread,
+             *(Note(directive.line, "the options of the job's other components") for directive in directives
+               if COMPONENT.match(directive.text)),
+             *note_unread(shell.commands, launches),
              *(Note(launch.line, f"the launches after {MAX_TRAININGS} trainings")
                for launch in all_launches[len(launches):][:1]))
+    variables = {name: value for name in shell.lines if (value := shell.known(name)) is not None}
     return BatchScript(
-        path, text, lines, scheduler, directives, options, option_lines, launches,
-        {name: text for name, value in shell.variables.items() if name in shell.lines
-         and shell.show(text := value if isinstance(value, str) else " ".join(value)) == text},
-        dict(shell.lines), tuple(shell.commands), tuple(sorted(set(notes), key=lambda note: note.line)),
-        frozenset(shell.exported), request, document_lines, string_lines,
-        tuple(dict.fromkeys(shell.selections)))
+        path, text, lines, scheduler or NO_SCHEDULER, form, directives, options, option_lines, request,
+        tuple(shell.commands), launches, variables, shell.lines, frozenset(shell.exported),
+        tuple(sorted(set(notes))), documents, inside, tuple(dict.fromkeys(shell.selections)), tuple(submitted))
 
 
-def parse_script(text: str) -> Node:
-    """Return the root of a job script's syntax tree; raise NotABatchScript if it has none."""
-    try:
-        return parse_statements(text.encode(errors="replace").decode())
-    except QuoteError as error:
-        raise NotABatchScript(f"line {error.line} has a quote ({error.quote}) that is not closed") from None
-    except RecursionError:
-        raise NotABatchScript(TOO_DEEP) from None
+def read_submitted(
+    path: str, commands: list[SimpleCommand], environ: Mapping[str, str], depth: int
+) -> tuple[list[Submitted], list[Note]]:
+    """Return the job scripts that commands submit as here documents, and notes on those that are not read."""
+    scripts: list[Submitted] = []
+    notes: list[Note] = []
+    for command in commands:
+        if not submits(command) or any("$0" in word.raw or "BASH_SOURCE" in word.raw for word in command.words):
+            continue
+        document = command.document
+        try:
+            if document is None or depth >= MAX_SUBMISSIONS:
+                raise NotABatchScript
+            inner = read_from_text(path, document.word, environ, depth + 1)
+            scripts.append(Submitted(document.line, inner, document.is_literal))
+        except NotABatchScript:
+            notes.append(Note(command.line, "the job that this line submits"))
+    return scripts, notes
+
+
+def submits(command: SimpleCommand) -> bool:
+    """Return whether a command submits a job."""
+    line = " ".join(command.words[:2])
+    return any(f"{line} ".startswith(f"{scheduler.submit} ") for scheduler, _ in list_forms())
 
 
 def check_language(path: str, lines: tuple[str, ...]) -> None:
@@ -191,20 +177,17 @@ def check_language(path: str, lines: tuple[str, ...]) -> None:
         raise NotABatchScript("is a Python script; the doctor reads the shell script that starts it")
 
 
-def scheduler_variables(scheduler: Scheduler, options: Mapping[str, str], request: Request) -> dict[str, str]:
-    """Return the variables that a batch system sets in a script, as far as its options give their values."""
-    if scheduler is not Scheduler.SLURM:
+def list_job_variables(form: Directives | None, options: Mapping[str, str], request: Request) -> dict[str, str]:
+    """Return the variables that a scheduler sets in a script, as far as its options give their values."""
+    if form is None:
         return {}
-    names = {name: options[option] for name, option in SLURM_VARIABLES.items() if options.get(option)}
-    names |= {"SLURM_JOB_NAME": options["job-name"]} if "job-name" in options else {}
-    numbers = {"SLURM_NNODES": request.nodes, "SLURM_JOB_NUM_NODES": request.nodes, "SLURM_NTASKS": request.tasks,
-               "SLURM_NPROCS": request.tasks, "SLURM_GPUS_ON_NODE": request.gpus_per_node}
-    return {**names, **{name: str(value) for name, value in numbers.items() if value is not None}}
-
-
-def is_empty_if_unset(name: str) -> bool:
-    """Return whether a variable that the script does not set is empty: none of the batch system's or the node's."""
-    return not name.startswith(SCHEDULER_VARIABLES) and name not in JOB_VARIABLES
+    numbers = {"nodes": request.nodes if "nodes" in options else None,  # else sbatch's own option may set it
+               "ntasks": request.tasks if {"nodes", "ntasks"} & set(options) else None,
+               "gpus-per-node": request.gpus_per_node}
+    values = {**{name: text for name, text in options.items() if name not in numbers},
+              **{name: str(value) for name, value in numbers.items() if value is not None}}
+    known = {variable: values[name] for variable, name in form.variables.items() if values.get(name)}
+    return {**known, **({form.folder: "."} if form.folder else {})}
 
 
 def open_script(path: str, name: str) -> str | None:
@@ -228,28 +211,17 @@ def read_file(path: str) -> str | None:
     return text if len(text) <= MAX_BYTES else None
 
 
-def note_unread(commands: Sequence[Command], launches: Sequence[Launch]) -> Iterator[Note]:
-    """Yield notes on what may change the training and is not read: files, jobs, unknown options."""
-    conda = ""
+def note_unread(commands: list[SimpleCommand], launches: tuple[Launch, ...]) -> Iterator[Note]:
+    """Yield notes on what may change the training and is not read: files, commands and options that are not known."""
     for command in commands:
         name, target = command.words[0], next(iter(command.words[1:2]), "")
-        if name in ("sbatch", "qsub", "bsub") and not any("$0" in word for word in command.words):
-            yield Note(command.line, "the job that this line submits")
-        elif name in ("source", ".") and not SETUP_FILES.search(target):
+        if name in ("source", ".") and target and not SETUP_FILES.search(target):
             yield Note(command.line, f"{target}, which may set variables")
         elif name.is_unknown and "conda" not in name:
             first = name.splitlines()[0]
             yield Note(command.line, f"the command {first}{' …' * (first != name)}")
-        if name in ("module", "ml"):
-            conda = next((word for word in command.words if CONDA_MODULES.match(word)), conda)
-        elif name in ("source", ".") or "hook" in command.text:
-            conda = ""
-        elif conda and command.words[:2] == ("conda", "activate"):
-            yield Note(command.line, f"the module {conda}, of which conda activate needs a function: not all define "
-                       'it, but source "$(conda info --base)/etc/profile.d/conda.sh" does')
-            conda = ""
     for launch in launches:
         if launch.has_unknown_options:
             yield Note(launch.line, f"{launch.unknown[0]}: the options of the launcher are not known")
-        elif launch.program is Program.OTHER and launch.script:
-            yield Note(launch.line, f"what {launch.script} starts")
+        elif launch.program is Program.OTHER and launch.followed not in ("", "text"):
+            yield Note(launch.line, f"what {launch.followed} starts")

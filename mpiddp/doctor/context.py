@@ -1,66 +1,36 @@
-"""What a rule finds in a job script, and what rules know of each line that starts a training."""
+"""What rules know of a job script, and of each line that starts a training."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from .batch_script import BatchScript, Launch, Program, Request, Scheduler, read_file
-from .directives import complete, number, read_number, read_request
-from .findings import Severity
-from .launches import MPI_LAUNCHERS
+from ..systems import mpi_libraries
+from ..systems.mpi_libraries import MpiLibrary
+from .batch_script import BatchScript, read_file
+from .directives import Request, complete, list_forms, number, read_number, read_request
+from .findings import Finding, Severity
+from .launches import Launch, Program, find_launchers, find_option
+from .shell import Part, SimpleCommand, Word
 
-STARTERS = (Program.TORCHRUN, Program.TORCH_LAUNCH, Program.ACCELERATE, Program.DEEPSPEED)  # of the ranks of a node
 GPU_OPTIONS = ("gpus-per-node", "gres", "gpus", "gpus-per-task", "select", "gpu")
-STEP_GPU_OPTIONS = frozenset(("gpus-per-node", "gres", "gpus", "gpus-per-task"))  # srun's take the place of sbatch's
-ALL_TASKS = r"\$\{?(SLURM_NTASKS|LSB_DJOB_NUMPROC)\}?"  # the job's number, also where another system is meant
+STEP_GPU_OPTIONS = frozenset(("gpus-per-node", "gres", "gpus", "gpus-per-task"))  # a step's take the place of the job's
 TASK_OPTIONS = ("ntasks-per-node", "ntasks")
-# What a module's name begins with, if it is of an MPI that srun must be told of; or of a Cray, where it need not.
-MPI_MODULES = {"Open MPI": r"(openmpi|ompi|hpcx)\b", "Intel MPI": r"(impi|intel-?mpi|(intel-)?oneapi-mpi)\b",
-               "MPICH": r"(mpich|mvapich2?)\b", "Cray MPICH": r"cray-mpich"}
-
-
-class Change(NamedTuple):
-    """A change of the script before its line `line`, which counts from 1, or in it.
-
-    Without a pattern, `text` is a line to insert; else what the pattern matches first becomes `text`, and a line of
-    which nothing is left is removed. Several texts for the same pattern exclude each other, unless each `adds_words`.
-    """
-
-    line: int
-    text: str
-    pattern: str = ""
-    adds_words: bool = False
-
-
-@dataclass(frozen=True)
-class Fix:
-    """What to do about a problem: changes of the script, which are certain if there is no advice in words, too."""
-
-    changes: tuple[Change, ...] = ()
-    advice: str = ""
-
-    def __add__(self, other: Fix) -> Fix:
-        advice = dict.fromkeys(filter(None, (self.advice, other.advice)))
-        return Fix((*self.changes, *other.changes), "; ".join(advice))
-
-    def otherwise(self, other: Fix | str) -> Fix:
-        """Return this, or another fix or advice in words if there is no change."""
-        return self if self.changes else Fix(advice=other) if isinstance(other, str) else other
-
-
-class Problem(NamedTuple):
-    """What a rule has found: where, what is so, why that matters, and what to do."""
-
-    severity: Severity
-    line: int | None
-    message: str
-    reason: str
-    fix: Fix = Fix()
+BLANK_BEHIND = re.compile(r"(?<!\\)\\[ \t]+(#.*)?$")
+VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+NODE_FOLDERS = re.compile(r"(/tmp|/var/tmp|/dev/shm|/local(scratch|_scratch|disk)?|/scratch/local|/mnt/nvme|/lscratch)"
+                          r"(/|$)|\$\{?(TMPDIR|SLURM_TMPDIR|LOCAL_SCRATCH|LOCALSCRATCH|JOB_TMPDIR)\b")
+MAKERS = ("cp", "rsync", "tar", "unzip", "git", "wget", "curl", "sbcast", "ln", "mkdir", "touch", "mv", "cat", "tee",
+          "python", "python3", "conda", "uv", "pip", "apptainer", "singularity", "virtualenv", "hf",
+          "huggingface-cli", "envsubst", "sed", "echo", "printf")
+# What is in the words or the text of a script of which one process uses several GPUs, or starts others.
+SEVERAL_GPUS = re.compile(r"spawn|(?<!distributed)(?<!distributed[-_ ])(?<!sharded)(?<!sharded[-_ ])data.?parallel|"
+                          r"device.?map|tensor.?parallel|\bray\b|vllm|accelerate.dispatch|multiprocess|"
+                          r"\b(mp|multiprocessing)\.Process\(", re.IGNORECASE)
 
 
 class Host:
@@ -100,25 +70,27 @@ class Step:
     @property
     def uses_gpus(self) -> bool:
         """Return whether the training is not told to run on CPUs."""
-        words = (*self.launch.options, *self.launch.script_words)
-        return (find_option(words, "device") or self.launch.assignments.get("MPIDDP_DEVICE")) != "cpu" and (
-            find_option(words, "backend") != "gloo")
+        words = (*self.launch.program_options, *self.launch.script_words)
+        device = find_option(words, "device") or self.launch.command.assignments.get("MPIDDP_DEVICE")
+        return device != "cpu" and find_option(words, "backend") != "gloo"
 
     @property
     def processes_per_node(self) -> int | None:
-        """The number of training processes on a node: tasks, or what torchrun and its like start."""
-        launch, request = self.launch, self.request
-        if launch.program not in STARTERS:
-            return request.tasks_per_node
-        value = find_option(launch.options, "nproc-per-node") or find_option(launch.options, "num-gpus")
-        total = find_option(launch.options, "num-processes")
+        """The number of training processes on a node: tasks, or what a starter starts."""
+        starter, options = self.launch.starter, self.launch.program_options
+        if starter is None:
+            return self.request.tasks_per_node
+        value = find_option(options, starter.per_node) if starter.per_node else None
         if value in ("gpu", "auto"):
-            return request.gpus_per_node
-        if value is None and (processes := read_number(total or "")) is not None and request.nodes:
-            return processes // (1 if is_lone(launch) else request.nodes)
-        if value is None:
-            return 1 if launch.program in (Program.TORCHRUN, Program.TORCH_LAUNCH) else None
-        return read_number(value)
+            return self.request.gpus_per_node
+        if value is not None:
+            return read_number(value)
+        total = read_number(find_option(options, starter.total) or "") if starter.total else None
+        nodes = find_option(options, starter.nodes)
+        count = 1 if is_alone(self.launch) else self.request.nodes if nodes is None else read_number(nodes)
+        if total is not None:
+            return total // count if count else None
+        return 1 if starter.needs_address else None
 
 
 class Context:
@@ -128,31 +100,41 @@ class Context:
         self.script, self.host = script, host
 
     @cached_property
+    def broken_lines(self) -> tuple[int, ...]:
+        """The lines with a backslash that a blank or a comment follows, so that the command ends there."""
+        script, lines = self.script, self.script.lines
+        quoted = script.documents | script.inside
+        return tuple(number for number, line in enumerate(lines[:-1], 1) if BLANK_BEHIND.search(line)
+                     and lines[number].strip() and not {number, number + 1} & quoted
+                     and not line.lstrip().startswith("#"))
+
+    @cached_property
     def steps(self) -> tuple[Step, ...]:
-        """The lines that start trainings, without those that start a helper in Python."""
-        trainings = self.script.trainings
+        """The lines that start trainings, without those that are broken or start a helper in Python."""
+        trainings = [launch for launch in self.script.trainings if not any(
+            launch.line <= number <= launch.command.last_line for number in self.broken_lines)]
         has_launcher = any(launch.launcher or launch.program is not Program.PYTHON for launch in trainings)
-        chosen = [launch for launch in trainings
-                  if launch.launcher or launch.program is not Program.PYTHON or not has_launcher]
-        steps = [make_step(self.script, self._add_configured(launch)) for launch in chosen]
+        steps = [make_step(self.script, self._add_configured(launch)) for launch in trainings
+                 if launch.launcher or launch.program is not Program.PYTHON or not has_launcher]
         main = [step for step in steps if step.launch.program is not Program.PYTHON or step.request.tasks != 1]
         return tuple(main or steps)
 
     def _add_configured(self, launch: Launch) -> Launch:
-        """Return a launch of accelerate with the number of processes that its configuration file has for it."""
-        path = find_option(launch.options, "config-file")
-        if launch.program is not Program.ACCELERATE or not path or launch.container or (
-                find_option(launch.options, "num-processes") is not None):
+        """Return a launch of a starter with the total of processes that its configuration file has for it."""
+        path, starter = find_option(launch.program_options, "config-file"), launch.starter
+        if starter is None or not starter.total or not path or launch.container or (
+                find_option(launch.program_options, starter.total) is not None):
             return launch
-        place = os.path.join(self.script.options.get("chdir", ""), launch.folder or "", path)
+        place = os.path.join(self.script.options.get("chdir", ""), launch.command.folder or "", path)
         numbers = dict(re.findall(r"^(num_\w+):\s*(\d+)\s*$", self.host.read(place) or "", re.MULTILINE))
-        machines = find_option(launch.options, "num-machines") or numbers.get("num_machines")
+        added = [Word([Part(f"--{name}={numbers[key]}")])
+                 for name in (starter.total, starter.nodes) if (key := name.replace("-", "_")) in numbers
+                 and find_option(launch.program_options, name) is None]
+        machines = find_option(launch.program_options, starter.nodes) or numbers.get("num_machines")
         is_split = machines == "1" and self.script.request.nodes != 1
-        if is_split or "num_processes" not in numbers:
-            return launch
-        return replace(launch, options=(*launch.options, f"--num_processes={numbers['num_processes']}"))
+        return launch if is_split else replace(launch, program_options=(*launch.program_options, *added))
 
-    @property
+    @cached_property
     def modules(self) -> tuple[str, ...]:
         """The modules that the script loads."""
         return tuple(word for command in self.script.commands
@@ -160,122 +142,173 @@ class Context:
                      for word in command.words[1:] if word not in ("load", "add", "swap", "switch", "restore", "purge")
                      and not word.startswith("-"))
 
+    @cached_property
+    def mpi(self) -> tuple[MpiLibrary | None, str]:
+        """The MPI library whose module the script loads last, and the module."""
+        for module in reversed(self.modules):
+            for part in module.lower().split("/"):
+                for library in mpi_libraries.LIBRARIES:
+                    if library.modules and re.match(library.modules, part):
+                        return library, module
+        return None, ""
+
     def option_line(self, *names: str) -> int | None:
         """Return the line of the first of these options that a directive gives."""
-        lines = self.script.option_lines
-        return next((lines[name] for name in names if name in lines), None)
-
-    def find_assignment(self, name: str) -> tuple[int | None, str]:
-        """Return the line in which a variable is set, and its value as it is written; empty if it is not set."""
-        start = re.compile(rf"\s*(?:export\s+|declare\s+-x\s+)?(?:\w+=\S+\s+)*{name}=[\"']?([^\"'\s;#]+)")
-        for line, text in enumerate(self.script.lines, 1):
-            if match := start.match(text):
-                return line, match[1]
-        return None, ""
+        return next((self.script.option_lines[name] for name in names if name in self.script.option_lines), None)
 
     def has_text(self, pattern: str) -> bool:
         """Return whether a line of the script that is no comment matches a pattern."""
         return any(re.search(pattern, line) for line in self.script.lines if not line.lstrip().startswith("#"))
 
+    def directive(self, name: str, value: str = "") -> str:
+        """Return the directive with an option."""
+        form = self.script.form
+        return f"{form.sentinels[0]} {form.spell(name, value)}" if form else ""
+
+    def is_here(self, folder: str | None, path: str) -> bool:
+        """Return whether a file exists, is made by the script, or cannot be looked for."""
+        base = self.script.options.get("chdir", "")
+        if re.search(r"[$*`]", path) or (folder is None and not os.path.isabs(path)) or NODE_FOLDERS.match(path) or (
+                "$" in base and not os.path.isabs(path)):
+            return True
+        if any(map(self.host.exists, self.list_places(folder, path))):
+            return True
+        name, parent = os.path.basename(path), os.path.basename(os.path.dirname(path))
+        return any(
+            any(name in word or (parent and parent in word) or path.startswith(f"{word.rstrip('/')}/")
+                for word in command.words[1:] if word != path or command.words[0] == "mkdir")
+            or any(name in redirect.file for redirect in command.redirects)
+            for command in self._makers)
+
+    @cached_property
+    def _makers(self) -> tuple[SimpleCommand, ...]:
+        """The commands that may make files."""
+        trainings = {id(launch.command) for launch in self.script.trainings}
+        return tuple(command for command in self.script.commands if id(command) not in trainings and (
+            command.words[0] in MAKERS or find_launchers(command.words, 0)))
+
+    def list_places(self, folder: str | None, path: str) -> list[str]:
+        """Return where a file may be that a job looks for in a folder."""
+        places = [os.path.join(self.script.options.get("chdir", ""), folder or "", path)]
+        if folder in ("", "."):
+            places.append(os.path.join(os.path.dirname(self.script.path), path))
+        return places
+
+    def read_training(self, launch: Launch) -> str:
+        """Return the text of a training script, empty if it is not here."""
+        places = self.list_places(launch.command.folder, launch.script) if launch.script else []
+        return next(filter(None, map(self.host.read, places)), "")
+
+    def may_use_several_gpus(self, launch: Launch) -> bool:
+        """Return whether a plain Python script may use several GPUs itself, or start processes.
+
+        Its words or its text say so; a script that gets another script to run is a starter itself.
+        """
+        words = (*launch.program_options, *launch.script_words)
+        starts_script = any(word.endswith(".py") for word in launch.script_words[1:])
+        return starts_script or self.has_text(r"\bray\s+start\b") or any(
+            map(SEVERAL_GPUS.search, (" ".join(words), self.read_training(launch))))
+
+    @cached_property
+    def divides_gpus(self) -> bool:
+        """Return whether trainings divide a node's GPUs: several run at once, or see different ones."""
+        values = {match for line in self.script.lines if not line.lstrip().startswith("#") for match in re.findall(
+            rf"\b(?:{'|'.join(VISIBLE_DEVICES)})=([^\s;&|]*)", line)}
+        at_once = [step for step in self.steps if step.launch.command.is_background]
+        return len(values) > 1 or len(at_once) > 1 or any(
+            step.launch.command.in_loop or step.request.gpus_per_node not in (None, self.script.request.gpus_per_node)
+            for step in at_once)
+
 
 class Rule(NamedTuple):
-    """A rule: its name, what it is about in one line, and the function that finds problems."""
+    """A rule: its name, and the function that finds problems."""
 
     name: str
-    summary: str
-    find: Callable[[Context], Iterator[Problem]]
+    find: Callable[[Context], Iterator[Finding]]
 
 
-def rule(name: str, summary: str) -> Callable[[Callable[[Context], Iterator[Problem]]], Rule]:
+RULES: list[Rule] = []
+
+
+def rule(name: str) -> Callable[[Callable[[Context], Iterator[Finding]]], Callable[[Context], Iterator[Finding]]]:
     """Make a rule of a function."""
-    return lambda find: Rule(name, summary, find)
+
+    def register(find: Callable[[Context], Iterator[Finding]]) -> Callable[[Context], Iterator[Finding]]:
+        RULES.append(Rule(name, find))
+        return find
+
+    return register
+
+
+def error(line: int | None, message: str, reason: str, *write: str, advice: str = "") -> Finding:
+    """Return what makes the job fail, or train several times."""
+    return Finding("", Severity.ERROR, line, message, reason, advice, tuple(filter(None, write)))
+
+
+def warning(line: int | None, message: str, reason: str, *write: str, advice: str = "") -> Finding:
+    """Return what wastes resources, or may make the job fail."""
+    return replace(error(line, message, reason, *write, advice=advice), severity=Severity.WARNING)
+
+
+def note(line: int | None, message: str, reason: str, *write: str, advice: str = "") -> Finding:
+    """Return what breaks nothing."""
+    return replace(error(line, message, reason, *write, advice=advice), severity=Severity.NOTE)
 
 
 def make_step(script: BatchScript, launch: Launch) -> Step:
     """Return a launch with the resources that it gets."""
-    options = dict(launch.launcher_options)
+    options, job, row = dict(launch.options), script.request, launch.row
     if launch.has_unknown_options:
         return Step(launch, Request(), {**script.options, **options})
-    if launch.launcher == "srun":
-        merged = {**script.options} if script.scheduler is Scheduler.SLURM else {}
+    if not launch.launcher:
+        return Step(launch, replace(job, tasks=1, tasks_per_node=1), script.options)
+    if row.system is not None:
+        form = row.system.directives
+        inherited = dict(script.options) if script.scheduler == row.system else {}
+        if form is not None and not form.has_one_task:
+            inherited = {name: value for name, value in inherited.items() if name == "nodes"}
         if options.get("ntasks") == "1" and "nodes" not in options:
-            merged["nodes"] = "1"  # srun reduces their number
+            inherited["nodes"] = "1"  # the launcher reduces their number
         if "ntasks" in options and "ntasks-per-node" not in options:
-            merged.pop("ntasks-per-node", None)
+            inherited.pop("ntasks-per-node", None)
         elif "ntasks-per-node" in options and "ntasks" not in options:
-            merged.pop("ntasks", None)
+            inherited.pop("ntasks", None)
         if not STEP_GPU_OPTIONS.isdisjoint(options):
-            merged = {name: value for name, value in merged.items() if name not in STEP_GPU_OPTIONS}
-        merged |= options
-        request = read_request(Scheduler.SLURM, merged)
-        if script.scheduler is not Scheduler.SLURM and not {"ntasks", "ntasks-per-node"} & set(options):
+            inherited = {name: value for name, value in inherited.items() if name not in STEP_GPU_OPTIONS}
+        merged = inherited | options
+        request = read_request(form, merged)
+        if script.scheduler != row.system and not {"ntasks", "ntasks-per-node"} & set(options):
             request = replace(request, nodes=None, tasks=None, tasks_per_node=None)  # the allocation's, unknown here
         return Step(launch, request, merged)
-    if launch.launcher == "flux":
-        job = script.options if script.scheduler is Scheduler.FLUX else {}
-        merged = {**({"nodes": job["nodes"]} if "nodes" in job else {}), **options}
-        return Step(launch, read_request(Scheduler.FLUX, merged), merged)
     return Step(launch, read_other_request(script, launch), {**script.options, **options})
 
 
 def read_other_request(script: BatchScript, launch: Launch) -> Request:
-    """Return the resources of a launch by mpirun, jsrun, or no launcher in a job."""
-    job, options = script.request, launch.launcher_options
-    if launch.launcher == "jsrun":
-        sets, tasks = number(options, "rs_per_host"), number(options, "tasks_per_rs")
-        gpus = number(options, "gpu_per_rs")
-        return Request(job.nodes, None, sets * tasks if sets and tasks else None, number(options, "cpu_per_rs"),
+    """Return the resources of a launch by an MPI's launcher, or by one that starts sets of tasks."""
+    job, options = script.request, launch.options
+    if "sets-per-node" in launch.row.names.values():
+        sets, tasks, gpus = (number(options, f"{name}-per-{unit}") for name, unit in (
+            ("sets", "node"), ("tasks", "set"), ("gpus", "set")))
+        return Request(job.nodes, None, sets * tasks if sets and tasks else None, number(options, "cpus-per-set"),
                        sets * gpus if sets and gpus is not None else None)
-    if not launch.launcher:
-        return replace(job, tasks=1, tasks_per_node=1)
-    is_jobs = re.fullmatch(ALL_TASKS, options.get("ntasks", "")) is not None
+    is_jobs = options.get("ntasks", "").strip("${}") in [
+        variable for _, form in list_forms() for variable, name in form.variables.items() if name == "ntasks"]
     if (is_jobs or "ntasks" not in options) and "ntasks-per-node" not in options:
-        if script.scheduler is Scheduler.PBS and job.tasks_per_node is None and "hostfile" not in options:
+        if "select" in script.options and job.tasks_per_node is None and "hostfile" not in options:
             return complete(replace(job, tasks_per_node=1))
         return job
     return complete(replace(job, tasks=number(options, "ntasks"), tasks_per_node=number(options, "ntasks-per-node"),
                             gpus_per_task=None))
 
 
-def find_option(words: Sequence[str], name: str) -> str | None:
-    """Return the value of a long option, with dashes or underscores, None if it is not given."""
-    for position, word in enumerate(words):
-        own, has_value, value = word.partition("=")
-        if own.startswith("-") and own.lstrip("-").replace("_", "-") == name:
-            return value if has_value else next(iter(words[position + 1:position + 2]), "")
-    return None
-
-
-def is_lone(launch: Launch) -> bool:
-    """Return whether `accelerate launch` or deepspeed trains on one node alone: it is not told of others."""
-    names = {Program.ACCELERATE: ("config-file", "num-machines"),
-             Program.DEEPSPEED: ("hostfile", "num-nodes", "no-ssh")}.get(launch.program, ())
-    return bool(names) and all(find_option(launch.options, name) in (None, "1") for name in names)
-
-
-def is_mpirun(launch: Launch) -> bool:
-    """Return whether mpirun or a relative of it starts the ranks."""
-    return launch.launcher in MPI_LAUNCHERS
+def is_alone(launch: Launch) -> bool:
+    """Return whether a starter trains on one node alone: it is not told of others."""
+    starter = launch.starter
+    return starter is not None and bool(starter.several_nodes) and all(
+        find_option(launch.program_options, name) in (None, "1") for name in (starter.nodes, *starter.elsewhere))
 
 
 def count(number_of: int, noun: str) -> str:
     """Return a number with its noun."""
     plural = "es" if noun.endswith("s") else "s"
     return f"{number_of} {noun}{plural * (number_of != 1)}"
-
-
-def find_mpi(context: Context) -> tuple[str, str]:
-    """Return the MPI whose module the script loads, and the module; empty if there is none."""
-    for module in reversed(context.modules):
-        for part in module.lower().split("/"):
-            for name, pattern in MPI_MODULES.items():
-                if re.match(pattern, part):
-                    return name, module
-    return "", ""
-
-
-def parse_memory_mb(text: str) -> float | None:
-    """Return a size as Slurm reads it, in MB; None if it cannot be read."""
-    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]+)?)([KMGT]?)[Bb]?", text, re.IGNORECASE)
-    units = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
-    return float(match[1]) * units[match[2].upper()] if match else None

@@ -36,12 +36,12 @@ from ..planning.problems import FEW_OPEN_FILES, SMALL_SHM_BYTES
 from ..planning.site import choose_settings, warn_different_variables
 from ..staging.manifest import Mount, mount_of, mounts
 from ..supervise.command import find_launcher
-from ..systems.launchers import SRUN, Launcher
+from ..systems import launchers
+from ..systems.launchers import Launcher
 from ..where.registry import registry_folder
 from .findings import MIN_WIDTH, Finding, Severity, count_severities, format_severity, wrap
 
 COMMAND_TIMEOUT_S = 20.0  # for loading the MPI library, which may be on a slow file system
-LAUNCHER_PROGRAMS = ("srun", "flux", "jsrun", "ibrun", "aprun", "mpirun_rsh")  # besides mpirun and mpiexec
 # The oldest NVIDIA driver for each major version of CUDA (CUDA Toolkit Release Notes, "CUDA Driver").
 OLDEST_DRIVERS = {"11": "450.80.02", "12": "525.60.13", "13": "580"}
 NCCL_WITH_OWN_STACKS = "2.28"  # see planning/gpus.py, warn_unlimited_stack
@@ -166,11 +166,18 @@ def load_library() -> Library | Finding:
 
 def inspect_launchers(library: Library, environ: Mapping[str, str]) -> list[Finding]:
     """Return what is so with the launchers in PATH for a library."""
-    programs = {program: path for program in ("mpirun", "mpiexec", *LAUNCHER_PROGRAMS)
-                if (path := shutil.which(program, path=environ.get("PATH")))}
-    mpiexec = programs.get("mpirun") or programs.get("mpiexec") or ""
+    programs = {row.words[0]: path for row in launchers.LAUNCHERS if row.program and row.command
+                and (path := shutil.which(row.words[0], path=environ.get("PATH")))}
+    mpiexec = next((programs[row.words[0]] for row in launchers.LAUNCHERS
+                    if row.is_mpiexec and row.words[0] in programs), "")
+    lister = find_lister()
     return judge_launchers(library, mpiexec, identify_launcher(mpiexec), [*programs],
-                           list_interfaces(SRUN) if "srun" in programs else [])
+                           list_interfaces(lister) if lister.words[0] in programs else [])
+
+
+def find_lister() -> Launcher:
+    """Return the launcher that lists its interfaces to MPI."""
+    return next(row for row in launchers.LAUNCHERS if row.list_interfaces)
 
 
 def identify_launcher(program: str) -> Launcher:
@@ -193,11 +200,13 @@ def judge_launchers(
 ) -> list[Finding]:
     """Return what is so with a library and the launchers in PATH.
 
-    `mpiexec` is the path of an mpirun or mpiexec of a `kind`, empty for none. `mpi_types` are what srun has for --mpi.
+    `mpiexec` is the path of an MPI's launcher of a `kind`, empty for none; `mpi_types` are the interfaces that
+    another launcher lists.
     """
+    lister = find_lister()
     findings = [Finding("mpi-library", Severity.NOTE, None, f"mpi4py loads {library}")]
     if not programs:
-        return [*findings, Finding("launcher", Severity.WARNING, None, "no mpirun, mpiexec or srun is in PATH",
+        return [*findings, Finding("launcher", Severity.WARNING, None, "no launcher is in PATH",
                                    "something has to start the ranks", "module load the MPI that mpi4py uses")]
     if mpiexec:
         facts = LaunchFacts(kind, 0, 2, kind.own, has_pmi_library=False)
@@ -210,22 +219,25 @@ def judge_launchers(
         else:
             findings.append(Finding("launcher", Severity.NOTE, None, f"{mpiexec} is in PATH"))
     if mpi_types:
-        fitting = [option for option in list_fitting_options(SRUN, library, mpi_types)
-                   if option.removeprefix("--mpi=") in mpi_types]
+        fitting = [option for option in list_fitting_options(lister, library, mpi_types)
+                   if option in map(lister.interface.format, mpi_types)]
         if fitting:
-            findings.append(Finding("srun", Severity.NOTE, None, f"{library.title} starts with srun {fitting[0]}"))
+            findings.append(Finding(lister.command, Severity.NOTE, None,
+                                    f"{library.title} starts with {lister.command} {fitting[0]}"))
         else:
-            wanted = " or ".join(list_fitting_options(SRUN, library)) or "another MPI library"
-            findings.append(Finding("srun", Severity.WARNING, None,
-                                    f"this Slurm has no --mpi that fits {library.title} ({', '.join(mpi_types)})",
-                                    f"it needs {wanted}", "start with mpirun in the job script"))
+            wanted = " or ".join(list_fitting_options(lister, library)) or "another MPI library"
+            findings.append(Finding(
+                lister.command, Severity.WARNING, None,
+                f"this {lister.command} has no {lister.interface.partition('=')[0]} that fits {library.title} "
+                f"({', '.join(mpi_types)})", f"it needs {wanted}",
+                f"start with {launchers.MPIRUN.command} in the job script"))
     return findings
 
 
 def suggest_launcher(error: LaunchError) -> str:
     """Return which launcher to use instead: the environment's own, if it is only not in PATH."""
     folder = os.path.dirname(sys.executable)
-    own, activate = os.path.join(folder, "mpiexec"), os.path.join(folder, "activate")
+    own, activate = os.path.join(folder, launchers.HYDRA.command), os.path.join(folder, "activate")
     if not os.path.exists(own):
         return error.do.replace("\n", " ")
     return f"source {activate}" if os.path.exists(activate) else f"start with {own}"

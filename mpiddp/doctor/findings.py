@@ -1,4 +1,4 @@
-"""What the doctor finds in a job script or on a host. It needs no parser of shell scripts."""
+"""What the doctor finds in a job script or on a host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import enum
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 
 class Severity(enum.IntEnum):
@@ -22,27 +21,11 @@ PLAIN = "\033[0m"
 MIN_WIDTH = 40  # of lines for a narrow terminal
 
 
-class Action(enum.Enum):
-    """What an edit does with a line."""
-
-    REPLACE = "replace"
-    INSERT = "insert"
-    REMOVE = "remove"
-
-
-class Edit(NamedTuple):
-    """A line to replace or to remove, or a text to insert before it; `line` counts from 1, as the script is now."""
-
-    action: Action
-    line: int
-    text: str = ""
-
-
 @dataclass(frozen=True)
 class Finding:
     """A problem with the name of its rule; `line` is None without a job script.
 
-    `edits` change the script, `advice` says in words what an edit cannot do, or what of it is only an example.
+    `write` are the lines to write instead of what is there, `advice` says in words what else to do.
     """
 
     rule: str
@@ -51,12 +34,11 @@ class Finding:
     message: str
     reason: str = ""
     advice: str = ""
-    edits: tuple[Edit, ...] = ()
+    write: tuple[str, ...] = ()
 
     def as_record(self) -> dict[str, object]:
         """Return the finding for JSON."""
-        edits = [{**edit._asdict(), "action": edit.action.value} for edit in self.edits]
-        return {**vars(self), "severity": self.severity.name.lower(), "edits": edits}
+        return {**vars(self), "severity": self.severity.name.lower()}
 
 
 def format_severity(severity: Severity, has_colours: bool) -> str:

@@ -1,120 +1,104 @@
-"""Follows a shell script without running it: which commands it starts, with which words.
+"""A plain model of a shell script: its simple commands, each with its words. Nothing is run.
 
-tree-sitter-bash makes the syntax tree. Variables, arrays, simple arithmetic, functions, `eval` and tests of known
-values are followed; of an `if` whose condition is unknown both branches are, and a variable that differs afterwards is
-unknown. An unknown part of a word keeps its source text.
+Known values of variables stand in the words; what is not known stays as it is written. Where the model cannot read on,
+a note says so.
 """
 
 from __future__ import annotations
 
-import fnmatch
+import ast
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TYPE_CHECKING
+import shlex
+from bisect import bisect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-import tree_sitter_bash
-from tree_sitter import Language, Node, Parser
+from .tokens import ASSIGNMENT, NAME, Token, UnreadableError, skip_nested, split_tokens
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-MAX_CALL_DEPTH = 20
-MAX_STATEMENTS = 10_000  # that are followed, each call of a function anew
-MAX_EXPANDED_CHARS = 1_000_000  # of all expansions of variables together
-MAX_CUT_CHARS = 1_000  # of a value of which a part is cut
-MAX_REPAIRS = 5  # of a text that the parser reads in a wrong way
-MARK = re.compile("\ue000(\\d+)\ue001")  # stands for an unknown part of a value: its index in Shell.unknown
-NAME = r"[A-Za-z_]\w*"
-BLANK_BEHIND = re.compile(r"\\[ \t]+$")  # a backslash that continues no line
-PARAMETER = re.compile("[1-9][0-9]{0,6}|[@*#]")
-ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
-ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv, "%": operator.mod,
-    "**": operator.pow,
-}
-COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt,
-    "-ge": operator.ge, "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
-    ">=": operator.ge,
-}
-READING_COMMANDS = ("read", "mapfile", "readarray", "getopts")  # set variables from what only the job knows
-SUBMISSION_FOLDER = re.compile(r"\$\{?(SLURM_SUBMIT_DIR|PBS_O_WORKDIR|LS_SUBCWD)\}?")
-WHICH = re.compile(r"(?:which|command\s+-v|type\s+-P)\s+([\w./-]+)")
-# The number of an array's job: Slurm, PBS Professional, Torque, LSF.
-TASK_NUMBERS = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "LSB_JOBINDEX")
 SHELLS = ("bash", "sh", "dash", "ksh", "zsh")
+MAX_DEPTH = 5  # of texts in texts: eval, bash -c
+MAX_BLOCKS = 100  # in each other
+MAX_COMMANDS = 10_000
+MAX_VALUE = 5000  # characters of a variable's value
+MAX_CHARACTERS = 2_000_000  # of all words
+REFERENCE = re.compile(rf"\$({NAME})|\$\{{({NAME})\}}")
+ELEMENT = re.compile(rf"\$\{{({NAME})\[([^\]]*)\]\}}")
+DEFAULT = re.compile(rf"\$\{{({NAME}):?-[\w./:-]*\}}")
+COMMAND_PATH = re.compile(r"(?:\$\(|`)\s*(?:which|command\s+-v|type\s+-p)\s+([\w.-]+)\s*[)`]")
+DECLARATIONS = ("export", "declare", "typeset", "local", "readonly")
+READERS = ("read", "mapfile", "readarray", "getopts")
+OPENERS = ("if", "while", "until", "{")
+CLOSERS = ("fi", "done", "esac", "}")
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b"}
+ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
+    ast.Mod: operator.mod}
 
-Value = str | list[str]
 
-
-@dataclass(frozen=True, eq=False)
-class Token:
-    """A part of a command as it is written, such as `"$A"`, and the number of words that it becomes."""
+class Part(NamedTuple):
+    """A part of a word: literal characters, or an expansion whose value is not known, as it is written."""
 
     text: str
-    count: int
+    is_unknown: bool = False
+    is_quoted: bool = False
 
 
 class Word(str):
-    """A word of a command, expanded; `unknown` are the parts that are not known, as they are written."""
+    """A word's value, with its parts; `raw` is the word as it is written, empty for one that comes from a variable.
 
-    __slots__ = ("token", "unknown")
-    unknown: tuple[str, ...]
-    token: Token | None
+    `begin` and `end` are its place in the text that was read, -1 for a word that comes from a variable.
+    """
 
-    def __new__(cls, text: str, unknown: Iterable[str] = (), token: Token | None = None) -> Self:
-        """Make a word; a str cannot be changed later."""
-        word = super().__new__(cls, text)
-        word.unknown, word.token = tuple(unknown), token
+    parts: tuple[Part, ...]
+    raw: str
+    begin: int
+    end: int
+
+    def __new__(cls, parts: Sequence[Part], raw: str = "", begin: int = -1, end: int = -1) -> Word:  # noqa: PYI034
+        """Make a word of its parts."""
+        word = super().__new__(cls, "".join(part.text for part in parts))
+        word.parts, word.raw, word.begin, word.end = tuple(parts), raw, begin, end
         return word
 
     @property
-    def is_unknown(self) -> bool:
-        """Return whether nothing of the word is known, so that it may be any number of words."""
-        return self.unknown == (str(self),)
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something that was not followed."""
-
-    line: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Command:
-    """A simple command.
-
-    `assignments` stand before it (`A=1 srun …`), `outputs` are the files that it writes by `>`. `folder` is where `cd`
-    has led to before: relative to the folder of the start, "." for that of the submission, None if unknown.
-    `input_text` is its here document, expanded if its delimiter has no quotes. `tokens` are the words as written.
-    """
-
-    line: int
-    text: str
-    words: tuple[Word, ...]
-    assignments: Mapping[str, str] = field(default_factory=dict)
-    outputs: tuple[Word, ...] = ()
-    is_background: bool = False
-    in_loop: bool = False
-    folder: str | None = ""
-    input_text: Word | None = None
-    tokens: tuple[Token, ...] = ()
+    def unknown(self) -> tuple[str, ...]:
+        """The parts whose value is not known."""
+        return tuple(part.text for part in self.parts if part.is_unknown)
 
     @property
-    def unknown(self) -> tuple[str, ...]:
-        """The parts of the words that are not known."""
-        return tuple(dict.fromkeys(part for word in self.words for part in word.unknown))
+    def is_unknown(self) -> bool:
+        """Return whether it may be any number of words."""
+        if len(self.parts) != 1 or not self.parts[0].is_unknown:
+            return False
+        return not self.parts[0].is_quoted or "@" in self
+
+    @property
+    def spelling(self) -> str:
+        """The word as a shell reads it."""
+        return self.raw or "".join(
+            part.text if part.is_unknown else shlex.quote(part.text) for part in self.parts) or "''"
 
 
-@dataclass(frozen=True)
-class Selection:
-    """An array's element whose index is the number of a job's task, plus `offset`; the array has `length` elements."""
+class Document(NamedTuple):
+    """A here document; the shell expands it, and removes backslashes before dollar signs, unless it `is_literal`."""
+
+    word: Word
+    line: int
+    is_literal: bool
+
+
+class Redirect(NamedTuple):
+    """A redirection: its operator and its file."""
+
+    operator: str
+    file: Word
+
+
+class Selection(NamedTuple):
+    """An element of an array that a job of a job array takes: its number is the job's plus `offset`."""
 
     line: int
     text: str
@@ -123,735 +107,531 @@ class Selection:
     offset: int
 
 
-class QuoteError(ValueError):
-    """A quote is not closed; `line` is where it begins."""
+@dataclass(frozen=True)
+class SimpleCommand:
+    """A simple command; `text` is it as it is written, on one line, `folder` that of the last cd, None if unknown.
 
-    def __init__(self, line: int, quote: str) -> None:
-        super().__init__(line, quote)
-        self.line, self.quote = line, quote
-
-
-def parse(text: str) -> Node:
-    """Return the syntax tree's root, whose places are those of the text; raise QuoteError if a quote is not closed."""
-    root = Parser(Language(tree_sitter_bash.language())).parse(text.encode()).root_node
-    for node in find_errors(root):
-        for part in (node, *node.children):
-            quote = read_text(part).lstrip()[:1]
-            if quote in ("'", '"', "`") and (part.type == quote or part.type == "ERROR" or part.is_missing):
-                raise QuoteError(part.start_point.row + 1, quote)
-    return root
-
-
-def parse_statements(text: str) -> Node:
-    """Return the root of a syntax tree in which each line's assignments are its own; its lines are those of the text.
-
-    The parser sometimes takes `A=1 B=2` at the end of a line for the beginning of the next line's command: a semicolon
-    in the text that it reads separates them.
+    `after` is the operator behind it; `assignments` are those before its first word, `prefix` the same as written.
+    `place` is the index, in the text, of its end.
     """
-    root = parse(text)
-    for _ in range(MAX_REPAIRS):
-        source = text.encode()
-        ends = sorted(find_joined_lines(root), reverse=True)
-        if not ends:
-            break
-        for end in ends:
-            source = source[:end] + b";" + source[end:]
-        text = source.decode()
-        root = parse(text)
-    return root
+
+    line: int
+    last_line: int
+    words: tuple[Word, ...]
+    text: str = ""
+    prefix: str = ""
+    assignments: Mapping[str, str] = field(default_factory=dict)
+    redirects: tuple[Redirect, ...] = ()
+    document: Document | None = None
+    after: str = ""
+    in_loop: bool = False
+    folder: str | None = ""
+
+    @property
+    def is_background(self) -> bool:
+        """Return whether the shell does not wait for it."""
+        return self.after == "&"
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The parts of its words that are not known."""
+        return tuple(part for word in self.words for part in word.unknown)
 
 
-def find_joined_lines(node: Node) -> Iterator[int]:
-    """Yield the ends of assignments that the parser takes for the beginning of the next line's command."""
-    if node.type == "command":
-        for left, right in pairwise(node.children):
-            between = (node.text or b"")[left.end_byte - node.start_byte:right.start_byte - node.start_byte]
-            if left.type == "variable_assignment" and re.search(rb"(?<!\\)\n", between):
-                yield left.end_byte
-    for child in node.children:  # named_children takes quadratic time
-        yield from find_joined_lines(child)
+class Note(NamedTuple):
+    """What is not followed."""
+
+    line: int
+    text: str
 
 
-def find_document_lines(root: Node) -> Iterator[int]:
-    """Yield the lines of the here documents."""
-    for node in iterate_nodes(root):
-        if node.type == "heredoc_body":
-            yield from range(node.start_point.row + 1, node.end_point.row + 2)
+def calculate(text: str) -> int | None:
+    """Return the value of an arithmetic expression with plain numbers, None if it has none."""
+    if len(text) > 200 or not re.fullmatch(r"[\d\s()+*/%-]+", text):
+        return None
+    try:
+        return calculate_node(ast.parse(re.sub(r"\b0+(?=\d)", "", text.strip()), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
 
 
-def find_string_lines(root: Node) -> Iterator[int]:
-    """Yield the lines that begin within a text in quotes."""
-    for node in iterate_nodes(root):
-        if node.type in ("string", "raw_string", "ansi_c_string", "translated_string"):
-            yield from range(node.start_point.row + 2, node.end_point.row + 2)
+def calculate_node(node: ast.expr) -> int:
+    """Return the value of a node of an arithmetic expression; raise ValueError for what is not known here."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -calculate_node(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+        return ARITHMETIC[type(node.op)](calculate_node(node.left), calculate_node(node.right))
+    raise ValueError
 
 
-def iterate_nodes(root: Node) -> Iterator[Node]:
-    """Yield a node and all below it."""
-    nodes = [root]
-    while nodes:
-        yield (node := nodes.pop())
-        nodes += node.children
+@dataclass
+class Block:
+    """A part of a script between a keyword and its end: its first command, and the variables that it sets.
 
+    `is_met` is whether a condition holds, None if that is not known; the branch `is_dead` if it is not taken.
+    """
 
-def find_errors(node: Node) -> Iterator[Node]:
-    """Yield the nodes at which the parser could not read the text."""
-    if not node.has_error:
-        return
-    if node.is_error or node.is_missing:
-        yield node
-    for child in node.children:
-        yield from find_errors(child)
-
-
-def read_text(node: Node) -> str:
-    """Return a node's source text."""
-    return (node.text or b"").decode(errors="replace")
+    kind: str
+    first: int
+    names: set[str] = field(default_factory=set)
+    is_met: bool | None = None
+    is_dead: bool = False
 
 
 class Shell:
-    """Follows a script: `commands` are the simple commands in their order, `variables` the values at the end.
+    """Reads texts, in their order, and keeps the commands and the values of variables.
 
-    `environment` are the variables that are set before it, `parameters` its own, None if they are not known.
-    `is_empty` returns whether an unset variable is empty, so that `${NAME:-default}` is its default.
+    A variable's value is its parts, an array its words, None is unknown. `task_numbers` are the variables with the
+    number of a job in a job array, `home` is the one with the folder from which paths count. `parameters` are $1
+    and those behind it, None if they are not known.
     """
 
-    def __init__(self, environment: Mapping[str, str], is_empty: Callable[[str], bool],
-                 parameters: Sequence[str] | None = None) -> None:
-        self.variables: dict[str, Value] = dict(environment)
+    def __init__(
+        self, variables: Mapping[str, str] = {}, task_numbers: Sequence[str] = (), home: str = "",
+        parameters: Sequence[Word] | None = None,
+    ) -> None:
+        self.values: dict[str, tuple[Part, ...] | list[Word] | None] = {
+            name: (Part(text),) for name, text in variables.items()}
         self.lines: dict[str, int] = {}
-        self.exported: set[str] = set(environment)
-        self.commands: list[Command] = []
+        self.exported: set[str] = set()
+        self.commands: list[SimpleCommand] = []
         self.notes: list[Note] = []
-        self.documents: dict[str, Word] = {}  # files that here documents are written to
+        self.documents: dict[str, Document] = {}
         self.selections: list[Selection] = []
-        self.unknown: list[str] = []
-        self._is_empty = is_empty
-        self._functions: dict[str, Node] = {}
-        self._calls: list[str] = []
-        self._parameters = None if parameters is None else [
-            self._mark(word) if getattr(word, "unknown", ()) else str(word) for word in parameters]
-        self._folder: str | None = ""
-        self._line: int | None = None  # of the eval whose text is followed
-        self._loops = self._backgrounds = 0
-        self._statements = self._expanded_chars = 0
-        self._has_ended = False
+        self.folder: str | None = ""
+        self.spent = 0  # characters of words
+        self._home, self._parameters = home, None if parameters is None else [*parameters]
+        self._task_numbers = "|".join(task_numbers)
+        self._blocks: list[Block] = []
+        self._line = 0
 
-    def follow(self, root: Node) -> None:
-        """Follow all statements of a script."""
-        self._visit_all(root.children)
+    def known(self, name: str) -> str | None:
+        """Return the value of a variable, None if it is not known."""
+        value = self.values.get(name)
+        if not isinstance(value, tuple) or any(part.is_unknown for part in value):
+            return None
+        return "".join(part.text for part in value)
 
-    # --- statements
+    def read(self, text: str, line: int = 0, depth: int = 0) -> None:
+        """Read the commands of a text; `line` is that of the command that runs it, 0 for the script itself."""
+        starts = [0, *(match.end() for match in re.finditer("\n", text))]
+        reading = Reading(self, text, lambda place: line or bisect(starts, place), depth)
+        blocks = len(self._blocks)
+        try:
+            for token in split_tokens(text):
+                is_long = len(self.commands) >= MAX_COMMANDS or self.spent > MAX_CHARACTERS
+                if is_long or len(self._blocks) > MAX_BLOCKS:
+                    kind = "too long" if is_long else "nested too deeply"
+                    self.notes.append(Note(reading.find_line(token.begin), f"the rest of a script that is {kind}"))
+                    break
+                reading.take(token)
+            reading.finish("")
+        except UnreadableError as error:
+            where = reading.find_line(error.place)
+            self.notes.append(Note(where, f"the script from line {where} on: {error}"))
+        del self._blocks[blocks:]
 
-    def _visit_all(self, nodes: Sequence[Node]) -> None:
-        for position, node in enumerate(nodes):
-            if self._has_ended:
-                return
-            if node.is_named:
-                is_background = position + 1 < len(nodes) and nodes[position + 1].type == "&"
-                self._backgrounds += is_background
-                self._visit(node)
-                self._backgrounds -= is_background
+    def open_block(self, kind: str) -> None:
+        """Begin a loop, a branch, a function or a subshell."""
+        self._blocks.append(Block(kind, len(self.commands)))
 
-    def _visit(self, node: Node) -> None:
-        self._statements += 1
-        if self._statements > MAX_STATEMENTS:
-            if self._statements == MAX_STATEMENTS + 1:
-                self._note(node, f"the rest of a script with more than {MAX_STATEMENTS} statements")
-            self._has_ended = True
-            return
-        handler = getattr(self, f"_visit_{node.type}", None)
-        if node.type in ("command", "redirected_statement"):
-            self._visit_command(node)
-        elif handler is not None:
-            handler(node)
-        elif node.type == "ERROR":
-            self._note(node, "the shell syntax here could not be read")
+    def meet(self) -> None:
+        """Look at the condition of a branch: a single test whether a known text is empty."""
+        block = self.block
+        words = self.commands[block.first].words if block.first == len(self.commands) - 1 else ()
+        if block.kind == "if" and len(words) > 2 and words[0] in ("[", "test") and words[1] in ("-n", "-z") and not (
+                words[2].unknown) and words[3:] in ((), ("]",)):
+            block.is_met = bool(words[2]) == (words[1] == "-n")
+            block.is_dead = not block.is_met
+
+    @property
+    def is_dead(self) -> bool:
+        """Return whether commands here are not reached."""
+        return any(block.is_dead for block in self._blocks)
+
+    def change_branch(self) -> None:
+        """Forget what the branch before has set."""
+        self.block.is_dead = self.block.is_met is True
+        self.values |= dict.fromkeys(self.block.names)
+
+    def close_block(self) -> int:
+        """End a loop, a branch, a function or a subshell; return its first command."""
+        self.change_branch()
+        first = self.block.first
+        del self._blocks[-1:]
+        return first
+
+    def put_in_background(self, first: int) -> None:
+        """Set that the shell does not wait for the commands from `first` on, in a pipe or a block."""
+        for number in range(first, len(self.commands)):
+            self.commands[number] = replace(self.commands[number], after="&")
+
+    @property
+    def block(self) -> Block:
+        """The innermost branch, loop, function or subshell; one without a kind if there is none."""
+        return self._blocks[-1] if self._blocks else Block("", len(self.commands))
+
+    @property
+    def in_loop(self) -> bool:
+        """Return whether commands here may run several times."""
+        return any(block.kind in ("for", "while", "until") for block in self._blocks)
+
+    def set(self, name: str, value: tuple[Part, ...] | list[Word] | None, line: int) -> None:
+        """Set a variable."""
+        length = sum(map(len, (part.text for part in value) if isinstance(value, tuple) else value or ()))
+        self.values[name] = value if length <= MAX_VALUE else None
+        self.lines[name] = line
+        for block in self._blocks:
+            block.names.add(name)
+
+    def assign(self, token: str, line: int, is_certain: bool = True) -> tuple[str, str]:
+        """Make the assignment that a token is; return the variable's name, and its value as far as it is known."""
+        match = ASSIGNMENT.match(token)
+        assert match is not None
+        name, rest, old = match[1], token[match.end():], self.values.get(match[1])
+        self._line = line
+        value: tuple[Part, ...] | list[Word] | None
+        if rest.startswith("(") and rest.endswith(")"):
+            words: list[Word] = []
+            for inner in split_tokens(rest[1:-1]):
+                words += self.expand(inner.text, line) if inner.kind == "word" else ()
+            value = words
         else:
-            self._visit_all(node.children)
+            value = tuple(part for word in self.expand(rest, line, splits=False) for part in word.parts)
+        if match[2]:
+            value = None
+        elif match[3]:
+            value = old + value if isinstance(old, tuple) and isinstance(value, tuple) else (
+                [*old, *value] if isinstance(old, list) and isinstance(value, list) else None)
+        self.set(name, value if is_certain else None, line)
+        shown = self.values[name]
+        return name, "".join(part.text for part in shown) if isinstance(shown, tuple) else rest
 
-    def _visit_comment(self, node: Node) -> None:
-        pass
-
-    _visit_test_command = _visit_comment
-
-    def _visit_variable_assignment(self, node: Node) -> None:
-        name, value = self._read_assignment(node)
-        if name:
-            self._assign(name, value, node)
-
-    def _assign(self, name: str, value: Value, node: Node) -> None:
-        self.variables[name] = value
-        self.lines[name] = self._line_of(node)
-
-    def _visit_declaration_command(self, node: Node) -> None:
-        is_export = node.children[0].type == "export" or "-x" in [read_text(child) for child in node.children]
-        for child in node.named_children:
-            if child.type == "variable_assignment":
-                self._visit_variable_assignment(child)
-            if is_export and child.type in ("variable_assignment", "variable_name"):
-                self.exported.add(re.split(r"\+?=|\[", read_text(child))[0])
-
-    def _visit_unset_command(self, node: Node) -> None:
-        for child in node.named_children:
-            self._set_unknown(read_text(child))
-
-    def _visit_function_definition(self, node: Node) -> None:
-        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
-        if name is not None and body is not None:
-            self._functions[read_text(name)] = body
-
-    def _visit_if_statement(self, node: Node) -> None:
-        """Visit the branch that is taken, or all that may be."""
-        branches: list[list[Node]] = []
-        is_complete = False
-        for tests, body in split_branches(node):
-            self._visit_all([test for test in tests if test.is_named])
-            result = True if not tests else self._test([test for test in tests if test.is_named])
-            if result is not False:
-                branches.append(body)
-            if result:
-                is_complete = True
+    def expand(self, token: str, line: int, splits: bool = True, begin: int = -1) -> list[Word]:
+        """Return the words that a token becomes."""
+        self._line = line
+        array, index = self._find_array(token[1:-1]) if token[:1] == token[-1:] == '"' else (None, "")
+        if array is not None and index == "@":
+            return [*array]
+        fields: list[list[Part]] = [[]]
+        has_quote, length = False, 0
+        for part in self._read_parts(token):
+            has_quote |= part.is_quoted
+            length += len(part.text)
+            if length > 4 * MAX_VALUE and length > len(token):
                 break
-        if is_complete and len(branches) == 1:
-            self._visit_all(branches[0])
+            is_plain = splits and not part.is_quoted and not part.is_unknown
+            pieces = re.split(r"[ \t\n]+", part.text) if is_plain else [part.text]
+            for number, piece in enumerate(pieces):
+                if number:
+                    fields.append([])
+                if piece or part.is_quoted:
+                    fields[-1].append(part._replace(text=piece))
+        self.spent += length
+        kept = [parts for parts in fields if parts] if splits else fields[:1]
+        if len(kept) == 1 and (len(fields) == 1 or not splits):
+            return [Word(kept[0], token, begin, begin + len(token) if begin >= 0 else -1)]
+        return [Word(parts) for parts in kept] or ([Word([Part("")], token)] if has_quote else [])
+
+    @property
+    def parameters(self) -> list[Word] | None:
+        """The positional parameters, None if they are not known: in a function, they are its own."""
+        return None if any(block.kind == "{" for block in self._blocks) else self._parameters
+
+    def _find_array(self, piece: str) -> tuple[list[Word] | None, str]:
+        """Return the known words of an array, or the parameters, and the index of the elements; None for none."""
+        element = ELEMENT.fullmatch(piece)
+        if element is None:
+            return (self.parameters, piece[-1]) if piece in ("$@", "$*") else (None, "")
+        value = self.values.get(element[1])
+        return (value, element[2]) if isinstance(value, list) else (None, "")
+
+    def _read_parts(self, text: str, is_quoted: bool = False) -> Iterator[Part]:
+        """Yield the parts of a token, or of the inside of double quotes."""
+        place, plain = 0, ""
+        while place < len(text):
+            sign, rest = text[place], text[place:place + 2]
+            if sign not in "\\'\"`$<>" or (sign in "'<>" and is_quoted) or (
+                    sign in "<>" and rest not in ("<(", ">(")):
+                plain += sign
+                place += 1
+                continue
+            if sign == "\\":
+                follows = text[place + 1:place + 2]
+                keeps = is_quoted and follows not in ('"', "\\", "$", "`", "\n")
+                if plain:
+                    yield Part(plain, is_quoted=is_quoted)
+                plain = ""
+                if follows != "\n":
+                    yield Part(sign + follows if keeps else follows, is_quoted=True)
+                place += 2
+                continue
+            end = place + 1
+            if rest in ("$(", "${", "<(", ">(") or sign in "'\"`" or (rest == "$'" and not is_quoted):
+                end = skip_nested(text, place)
+            elif match := re.compile(rf"\$({NAME}|[0-9@*#?$!-])").match(text, place):
+                end = match.end()
+            piece = text[place:end]
+            place = end
+            if piece == "$" or piece in "<>":
+                plain += piece
+                continue
+            if plain:
+                yield Part(plain, is_quoted=is_quoted)
+            plain = ""
+            yield from self._read_piece(piece, is_quoted)
+        if plain:
+            yield Part(plain, is_quoted=is_quoted)
+
+    def _read_piece(self, piece: str, is_quoted: bool) -> Iterator[Part]:
+        """Yield the parts of a quoted text or an expansion."""
+        if piece.startswith("'"):
+            yield Part(piece[1:-1], is_quoted=True)
+        elif piece.startswith("$'"):
+            yield Part(re.sub(r"\\(.)", lambda match: ESCAPES.get(match[1], match[1]), piece[2:-1]), is_quoted=True)
+        elif piece.startswith('"'):
+            yield from self._read_parts(piece[1:-1], is_quoted=True) if len(piece) > 2 else [Part("", is_quoted=True)]
+        elif match := COMMAND_PATH.fullmatch(piece):
+            yield Part(match[1], is_quoted=is_quoted)
+        elif piece.startswith("$((") and piece.endswith("))"):
+            value = calculate(re.sub(rf"\$\{{?({NAME})\}}?|({NAME})",
+                                     lambda match: self.known(match[1] or match[2]) or match[0], piece[3:-2]))
+            yield Part(piece if value is None else str(value), value is None, is_quoted)
         else:
-            self._visit_branches(branches, is_complete)
+            yield from self._read_variable(piece, is_quoted)
 
-    def _visit_case_statement(self, node: Node) -> None:
-        subject = node.child_by_field_name("value")
-        value = self._join(subject) if subject is not None else ""
-        branches = []
-        for item in (child for child in node.named_children if child.type == "case_item"):
-            patterns = [read_text(pattern).strip("\"'") for pattern in item.children_by_field_name("value")]
-            body = item.children[[child.type for child in item.children].index(")") + 1:]
-            if MARK.search(value):
-                branches.append(body)
-            elif any(fnmatch.fnmatchcase(value, pattern) for pattern in patterns):
-                self._visit_all(body)
-                return
-        self._visit_branches(branches, is_complete=False)
+    def _read_variable(self, piece: str, is_quoted: bool) -> Iterator[Part]:
+        """Yield the parts of a variable's value, or the expansion as it is written."""
+        reference, default = REFERENCE.fullmatch(piece), DEFAULT.fullmatch(piece)
+        name = (reference[1] or reference[2]) if reference else default[1] if default else ""
+        value, (words, index) = self.values.get(name), self._find_array(piece)
+        parts: Sequence[Part] | None = value if isinstance(value, tuple) and (value or reference) else None
+        if words is not None and index in ("@", "*"):
+            parts = [part for place, word in enumerate(words) for part in ([Part(" ")] * (place > 0) + [*word.parts])]
+        elif words is not None and index.isdigit() and int(index) < len(words):
+            parts = words[int(index)].parts
+        elif words is not None:
+            self._note_selection(piece, words, index)
+        elif (number := re.fullmatch(r"\$\{?([1-9])\}?", piece)) and self.parameters is not None:
+            parts = [part for word in self.parameters[int(number[1]) - 1:int(number[1])] for part in word.parts]
+        if parts is None:
+            yield Part(piece, is_unknown=True, is_quoted=is_quoted)
+        else:
+            yield from (part._replace(is_quoted=is_quoted) for part in parts)
 
-    def _visit_branches(self, branches: Sequence[Sequence[Node]], is_complete: bool) -> None:
-        """Visit each branch with the variables as they are now; afterwards a variable that differs is unknown."""
-        before, folder = dict(self.variables), self._folder
-        ends = [] if is_complete else [(before, folder)]
-        for branch in branches:
-            self.variables, self._folder = dict(before), folder
-            self._visit_all(branch)
-            if not self._has_ended:
-                ends.append((self.variables, self._folder))
-            self._has_ended = False
-        self._has_ended = not ends
-        self.variables, self._folder = ends[0] if ends else (before, folder)
-        for variables, other in ends[1:]:
-            self._folder = self._folder if self._folder == other else None
-            for name in variables.keys() | self.variables.keys():
-                if variables.get(name) != self.variables.get(name):
-                    self._set_unknown(name)
+    def _note_selection(self, text: str, words: Sequence[Word], index: str) -> None:
+        """Keep an element that a job of a job array takes, unless bash may make several of one word of the array."""
+        inner = re.sub(rf"(?<![\w$]){NAME}", lambda match: "".join(part.text for part in value) if isinstance(
+            value := self.values.get(match[0]), tuple) else match[0], index.removeprefix("$((").removesuffix("))"))
+        match = re.fullmatch(rf"\$?\{{?({self._task_numbers})\}}?\s*(?:([-+])\s*(\d{{1,7}}))?", inner.strip())
+        is_plain = not any(re.search(r"[*?\[{]", part.text) or part.is_unknown for word in words for part in word.parts
+                           if not part.is_quoted)
+        if match and self._task_numbers and is_plain:
+            offset = int(f"{match[2]}{match[3]}") if match[3] else 0
+            self.selections.append(Selection(self._line, text, text[2:].partition("[")[0], len(words), offset))
 
-    def _visit_list(self, node: Node) -> None:
-        """Visit `a && b` and `a || b`."""
-        left, right = node.children[0], node.children[-1]
-        self._visit(left)
-        is_and = any(child.type == "&&" for child in node.children)
-        result = self._test([left])
-        if result is None:
-            self._visit_branches([[right]], is_complete=False)
-        elif result == is_and:
-            self._visit(right)
+    def read_document(self, token: Token, line: int) -> Document:
+        """Return a here document with the known values of the variables in it."""
+        if token.kind == "literal":
+            return Document(Word([Part(token.text, is_quoted=True)]), line, is_literal=True)
+        self._line = line
+        try:
+            parts = [*self._read_parts(token.text.replace('"', '\\"'), is_quoted=True)]
+        except UnreadableError:
+            parts = [Part(token.text, is_quoted=True)]
+        return Document(Word(parts), line, is_literal=False)
 
-    def _visit_subshell(self, node: Node) -> None:
-        variables, folder = dict(self.variables), self._folder
-        self._visit_all(node.children)
-        self.variables, self._folder, self._has_ended = variables, folder, False
-
-    def _visit_for_statement(self, node: Node) -> None:
-        names = [read_text(name) for name in node.children_by_field_name("variable")]
-        values = [word for value in node.children_by_field_name("value") for word in self._expand(value)]
-        self._visit_loop(node)
-        if names and len(values) == 1 and not MARK.search(values[0]):
-            self.variables[names[0]] = values[0]
-
-    def _visit_loop(self, node: Node) -> None:
-        """Visit a loop's body once; what the loop sets is unknown."""
-        for name in find_assigned(node):
-            self._set_unknown(name)
-        self._loops += 1
-        self._visit_branches([node.children_by_field_name("condition") + node.children_by_field_name("body")],
-                             is_complete=False)
-        self._loops -= 1
-
-    _visit_while_statement = _visit_c_style_for_statement = _visit_loop
-
-    # --- commands
-
-    def _visit_command(self, node: Node) -> None:
-        """Record a simple command with its redirections, and follow what it starts in this shell."""
-        document: str | None = None
-        written: list[tuple[Word, bool]] = []
-        statement = node
-        if node.type == "redirected_statement":
-            body = node.child_by_field_name("body")
-            for redirect in node.children_by_field_name("redirect"):
-                written += self._read_outputs(redirect)
-                document = self._read_document(redirect) if redirect.type == "heredoc_redirect" else document
-            if body is None:
-                return
-            if body.type != "command":
-                self._visit(body)
-                return
-            node = body
-        assignments = [self._read_assignment(child) for child in node.children if child.type == "variable_assignment"]
-        names = [node.child_by_field_name("name"), *node.children_by_field_name("argument")]
-        parts = [(read_text(part), self._expand(part)) for part in names if part is not None]
-        words = [word for _, expanded in parts for word in expanded]
-        if not words:
-            return
-        tokens = tuple(Token(text, len(expanded)) for text, expanded in parts)
-        command = Command(self._line_of(statement), read_text(statement).strip(),
-                          tuple(self._word(word, token) for token, (_, expanded) in zip(tokens, parts, strict=True)
-                                for word in expanded),
-                          {name: self.show(value if isinstance(value, str) else " ".join(value))
-                           for name, value in assignments},
-                          tuple(file for file, is_appended in written if not is_appended),
-                          self._backgrounds > 0, self._loops > 0, self._folder,
-                          None if document is None else self._word(document), tokens)
-        self._write_document(command, written)
-        self._run(command, words, node, document)
-
-    def _write_document(self, command: Command, written: Sequence[tuple[Word, bool]]) -> None:
-        """Keep the text of a here document that `cat` or `tee` writes to files."""
-        name, document = os.path.basename(command.words[0]), command.input_text
-        if document is None or name not in ("cat", "tee") or self._folder is None:
-            return
-        is_appended = "-a" in command.words
-        files = [*written, *((word, is_appended) for word in command.words[1:] if name == "tee" and word[0] != "-")]
-        for file, is_added in files:
-            path = os.path.normpath(os.path.join(self._folder, file))
-            before = self.documents.get(path) if is_added else None
-            self.documents[path] = document if before is None else Word(
-                before + document, (*before.unknown, *document.unknown))
-
-    def _run(self, command: Command, words: list[str], node: Node, document: str | None) -> None:
-        """Follow a command that acts on the shell itself, and record any other."""
-        name = words[0]
-        if name == "eval":
-            self._follow_text(" ".join(command.words[1:]), command, node)
-        elif name in self._functions:
-            self._call(name, words[1:], node)
-        elif name == "shift" and self._parameters is not None:
-            self._parameters = self._parameters[as_number((words[1:] or ["1"])[0]) or 0:]
-        elif name == "set" and words[1:2] == ["--"]:
-            self._parameters = words[2:]
-        elif name == "read" and document is not None and "-d" in words:  # up to the end of the here document
-            self._assign(words[-1], document.strip(), node)
-        elif name in READING_COMMANDS:
+    def run(self, command: SimpleCommand, tokens: Sequence[str], depth: int, is_certain: bool = True) -> None:
+        """Do what a command does to the shell's own state."""
+        words = command.words
+        name, line = words[0], command.line
+        if name in DECLARATIONS:
+            exports = name == "export" or any(re.fullmatch(r"-\w*x\w*", word) for word in words[1:3])
+            for token in tokens[1:]:
+                match = ASSIGNMENT.match(token)
+                own = self.assign(token, line, is_certain)[0] if match else token
+                self.exported |= {own} if exports else set()
+        elif name == "unset":
+            for word in words[1:]:
+                self.set(word, None, line)
+        elif name in READERS:
+            doc = command.document
             for word in words[1:]:
                 if re.fullmatch(NAME, word):
-                    self._set_unknown(word)
-        else:
-            self.commands.append(command)
-            if name == "cd":
-                self._change_folder(words)
-            elif name == "exit" or (name == "exec" and len(words) > 1):
-                self._has_ended = True
+                    is_text = doc is not None and name == "read" and "-d" in words
+                    self.set(word, doc.word.parts if is_text and doc else None, line)
+        elif name == "printf" and words[1:2] == ("-v",) and len(words) > 2:
+            self.set(words[2], None, line)
+        elif name == "cd":
+            target = words[1] if len(words) == 2 and not words[1].unknown else None
+            base = "" if target is not None and self._home and self._home in words[1].raw else self.folder
+            is_known = target and base is not None and not target.startswith(("~", "-"))
+            self.folder = os.path.normpath(os.path.join(base or "", target or "")) if is_known else None
+        elif name in ("shift", "set") and (name == "shift" or "--" in words):
+            known = None if self._blocks or name == "set" or words[1:] else self.parameters
+            self._parameters = None if known is None else known[1:]
+        elif name == "eval" and depth < MAX_DEPTH:
+            self.read(" ".join(words[1:]), line, depth + 1)
+        elif name == "cat" and command.document:
+            for redirect in command.redirects:
+                if redirect.operator in (">", ">>", ">|"):
+                    place = os.path.normpath(os.path.join(self.folder or "", redirect.file))
+                    old = self.documents.get(place) if redirect.operator == ">>" else None
+                    doc = command.document
+                    self.documents[place] = old._replace(
+                        word=Word([*old.word.parts, *doc.word.parts])) if old else doc
 
-    def _call(self, name: str, arguments: list[str], node: Node) -> None:
-        """Visit a function's body with its arguments as parameters."""
-        if name in self._calls or len(self._calls) > MAX_CALL_DEPTH:
-            self._note(node, f"the function {name} calls itself")
+
+class Reading:
+    """The state of reading one text: the command that is being read."""
+
+    def __init__(self, shell: Shell, text: str, find_line: Callable[[int], int], depth: int) -> None:
+        self.shell, self.text, self.find_line, self.depth = shell, text, find_line, depth
+        self.before = ""  # the operator before the command
+        self.first = 0  # the first command of the pipe, or of the block that has ended
+        self.skips_to = ""  # a token up to which nothing is a command
+        self.ended = False
+        self.pending: tuple[int, list[str]] | None = None  # a command that waits for its here document
+        self._reset()
+
+    def _reset(self) -> None:
+        self.words: list[Token] = []
+        self.assignments: list[Token] = []
+        self.redirects: list[tuple[str, Token | None]] = []
+
+    def take(self, token: Token) -> None:
+        """Take the next token."""
+        if token.kind in ("document", "literal"):
+            self._add_document(token)
+        elif self.ended:
             return
-        parameters, self._parameters = self._parameters, arguments
-        self._calls.append(name)
-        self._visit_all(self._functions[name].children)
-        self._calls.pop()
-        self._parameters = parameters
-
-    def _follow_text(self, text: str, command: Command, node: Node) -> None:
-        """Follow the text of an `eval`."""
-        try:
-            root = parse_statements(text)
-        except QuoteError:
-            self._note(node, f"the text of this eval could not be read: {command.text}")
+        elif self.skips_to:
+            self._skip(token)
+        elif token.kind == "redirect":
+            self.redirects.append((token.text, None))
+        elif token.kind == "operator":
+            self._take_operator(token)
+        elif self.redirects and self.redirects[-1][1] is None and self.redirects[-1][0] not in ("<<", "<<-"):
+            self.redirects[-1] = (self.redirects[-1][0], token)
+        elif not self.words and not self.assignments and self._take_keyword(token):
             return
-        if len(self._calls) > MAX_CALL_DEPTH:
+        elif not self.words and ASSIGNMENT.match(token.text):
+            self.assignments.append(token)
+        elif token.text == "{" and self.words[:1] and self.words[0].text == "function":
+            self.words = []
+            self.shell.open_block("{")
+        else:
+            self.words.append(token)
+
+    def _skip(self, token: Token) -> None:
+        """Leave out the head of a loop, the patterns of a case, or a condition."""
+        if self.skips_to == "pattern" and token.text == "esac":
+            self.skips_to = ""
+            self._take_keyword(token)
+        elif token.text in (self.skips_to, {"pattern": ")", "loop": "do"}.get(self.skips_to)) or (
+                self.skips_to == "do" and token.text in (";", "\n")):
+            is_case = self.skips_to == "in"
+            self.skips_to = "pattern" if is_case else ""
+
+    def _take_keyword(self, token: Token) -> bool:
+        """Return whether a token is a word of the shell's grammar, not a command."""
+        word, shell = token.text, self.shell
+        if word in OPENERS:
+            shell.open_block(word)
+        elif word in ("for", "select", "case"):
+            shell.open_block("case" if word == "case" else "for")
+            rest = self.text[token.begin + len(word):]
+            name = re.match(rf"[ \t]+({NAME})", rest)
+            if name and word != "case" and not shell.is_dead:
+                shell.set(name[1], None, self.find_line(token.begin))
+            self.skips_to = "in" if word == "case" else "loop" if re.match(r"\s*\(\(", rest) else "do"
+        elif word in CLOSERS:
+            self.first = shell.close_block()
+        elif word in ("else", "elif"):
+            shell.change_branch()
+        elif word == "[[":
+            self.skips_to = "]]"
+        elif word == "function":
+            self.words = [token]
+        elif word == "then":
+            shell.meet()
+        elif word not in ("do", "!"):
+            return False
+        self.before = self.before if word == "!" else ""
+        return True
+
+    def _take_operator(self, token: Token) -> None:
+        """Take an operator: it ends the command."""
+        shell = self.shell
+        if token.text == "(":
+            if self.words and re.match(r"\(\s*\)", self.text[token.begin:token.begin + 20]):
+                self.words = []  # a function's name
+                self.skips_to = ")"
+            elif not self.words and self.text.startswith("((", token.begin):
+                self.skips_to = ")"
+            elif not self.words:
+                shell.open_block("(")
             return
-        before, self._line = self._line, self._line_of(node)
-        self._calls.append("eval")
-        self._visit_all(root.children)
-        self._calls.pop()
-        self._line = before
+        if self.words[:1] and self.words[0].text == "function":
+            self.words = []
+        self.finish(token.text)
+        if token.text == ")" and shell.block.kind == "(":
+            self.first = shell.close_block()
+        elif token.text in (";;", ";&", ";;&"):
+            shell.change_branch()
+            self.skips_to = "pattern" if shell.block.kind == "case" else ""
 
-    def _change_folder(self, words: list[str]) -> None:
-        target = words[1] if len(words) > 1 else self._text_of("HOME")
-        if SUBMISSION_FOLDER.fullmatch(self.show(target)):
-            self._folder = "."
-        elif MARK.search(target) or target == "-" or (self._folder is None and not target.startswith("/")):
-            self._folder = None
-        else:
-            self._folder = os.path.normpath(os.path.join(self._folder or "", target))
+    def finish(self, operator_: str) -> None:
+        """End the command that was read."""
+        shell, before = self.shell, self.before
+        self.before = operator_
+        if shell.is_dead or (not self.words and not self.assignments):
+            self.before = before if operator_ == "\n" and before in ("&&", "||", "|") else operator_
+            if operator_ == "&" and not shell.is_dead:
+                shell.put_in_background(self.first)
+            self._reset()
+            return
+        first = (self.assignments or self.words)[0]
+        line, is_certain = self.find_line(first.begin), before not in ("&&", "||")
+        words = [word for token in self.words for word in shell.expand(token.text, line, begin=token.begin)]
+        saved = {}
+        if words:
+            saved = {match[1]: shell.values.get(match[1]) for token in self.assignments
+                     if (match := ASSIGNMENT.match(token.text))}
+        known = dict(shell.assign(token.text, self.find_line(token.begin), is_certain) for token in self.assignments)
+        for name, value in saved.items():
+            shell.values[name] = value
+        if before not in ("|", "|&"):
+            self.first = len(shell.commands)
+        if words:
+            redirects = [Redirect(sign, next(iter(shell.expand(token.text, line)), Word([])))
+                         for sign, token in self.redirects if token is not None]
+            last = (self.words or [first])[-1]
+            command = SimpleCommand(
+                line, self.find_line(last.begin + len(last.text)), tuple(words),
+                " ".join(token.text for token in (*self.assignments, *self.words)),
+                " ".join(token.text for token in self.assignments), known, tuple(redirects), None, operator_,
+                shell.in_loop, shell.folder)
+            shell.commands.append(command)
+            if operator_ == "&":
+                shell.put_in_background(self.first)
+            tokens = [token.text for token in self.words]
+            if any(sign in ("<<", "<<-") for sign, _ in self.redirects):
+                self.pending = len(shell.commands) - 1, tokens
+            else:
+                shell.run(shell.commands[-1], tokens, self.depth, is_certain)
+            is_plain = {before, operator_} <= {"\n", ";", ""} and not shell.block.kind
+            self.ended = is_plain and (words[0] == "exit" or (words[0] == "exec" and len(words) > 1))
+        self._reset()
 
-    def _read_outputs(self, redirect: Node) -> list[tuple[Word, bool]]:
-        """Return the files that a redirection writes, each with whether it is appended to."""
-        files = [redirect] if redirect.type == "file_redirect" else redirect.children_by_field_name("redirect")
-        targets: list[tuple[Word, bool]] = []
-        for file in files:
-            sign = next((child.type for child in file.children if child.type.startswith(("&>", ">"))), "")
-            target = file.child_by_field_name("destination")
-            if sign in (">", "&>", ">|", ">>", "&>>") and target is not None and target.type != "number":
-                targets += ((self._word(text), sign.endswith(">>")) for text in self._expand(target))
-        return targets
-
-    def _read_document(self, redirect: Node) -> str | None:
-        """Return the text of a here document; the shell expands it if its delimiter has no quotes."""
-        body = next((child for child in redirect.named_children if child.type == "heredoc_body"), None)
-        if body is None:
-            return None
-        delimiter = next((read_text(child) for child in redirect.children if child.type == "heredoc_start"), "")
-        if re.search(r"[\"'\\]", delimiter):
-            return read_text(body)
-        text, source, position = "", body.text or b"", body.start_byte
-        for child in body.children:
-            text += unescape_document(source[position - body.start_byte:child.start_byte - body.start_byte].decode(
-                errors="replace"))
-            text += unescape_document(read_text(child)) if child.type == "heredoc_content" else self._join(child)
-            position = child.end_byte
-        return text + unescape_document(source[position - body.start_byte:].decode(errors="replace"))
-
-    # --- words
-
-    def show(self, text: str) -> str:
-        """Return a value in which each unknown part is as it is written."""
-        return MARK.sub(lambda match: self.unknown[int(match[1])], text)
-
-    def _word(self, text: str, token: Token | None = None) -> Word:
-        return Word(self.show(text), (self.unknown[int(index)] for index in MARK.findall(text)), token)
-
-    def _mark(self, source: str) -> str:
-        """Return what stands in a value for an unknown part."""
-        self.unknown.append(source)
-        return f"\ue000{len(self.unknown) - 1}\ue001"
-
-    def _set_unknown(self, name: str) -> None:
-        if re.fullmatch(NAME, name):
-            self.variables[name] = self._mark(f"${name}")
-
-    def _text_of(self, name: str) -> str:
-        """Return a variable's value as one text; what is not known is marked."""
-        value = self.variables.get(name)
-        if value is None:
-            return self._mark(f"${name}")
-        return value if isinstance(value, str) else " ".join(value)
-
-    def _read_assignment(self, node: Node) -> tuple[str, Value]:
-        """Return the name and value of an assignment; a name that is an array's element is empty."""
-        target, value_node = node.child_by_field_name("name"), node.child_by_field_name("value")
-        if target is None or target.type != "variable_name":
-            if target is not None:
-                self._set_unknown(re.split(r"\[", read_text(target))[0])
-            return "", ""
-        name = read_text(target)
-        is_appended = any(child.type == "+=" for child in node.children)
-        value: Value = ""
-        if value_node is not None and value_node.type == "array":
-            value = [word for child in value_node.named_children for word in self._expand(child)]
-            if is_appended:
-                value = [*as_list(self.variables.get(name, [])), *value]
-        elif value_node is not None:
-            text = self._join(value_node)
-            value = self._text_of(name) + text if is_appended else text
-        return name, value
-
-    def _expand(self, node: Node) -> list[str]:
-        """Return the words that a node makes, as the shell splits them."""
-        fields: list[str] = []
-        current: str | None = None
-        pieces = [*self._pieces(node)]
-        if [text for text, _ in pieces if text] == [] and any(isinstance(text, list) for text, _ in pieces):
-            return []  # "$@" or "${array[@]}" without elements
-        for text, is_quoted in pieces:
-            if isinstance(text, list):  # "${array[@]}": its elements are words
-                for number, element in enumerate(text):
-                    if number:
-                        fields.append(current or "")
-                    current = element if number else (current or "") + element
-                continue
-            if is_quoted:
-                current = (current or "") + text
-                continue
-            parts = text.split()
-            if text[:1].isspace() and current is not None:
-                fields.append(current)
-                current = None
-            for number, part in enumerate(parts):
-                if number:
-                    fields.append(current or "")
-                current = part if number else (current or "") + part
-            if text[-1:].isspace() and current is not None:
-                fields.append(current)
-                current = None
-        return fields if current is None else [*fields, current]
-
-    def _join(self, node: Node) -> str:
-        """Return a node's value where the shell does not split it, as in an assignment."""
-        return "".join(text if isinstance(text, str) else " ".join(text) for text, _ in self._pieces(node))
-
-    def _pieces(self, node: Node) -> Iterator[tuple[Value, bool]]:
-        """Yield the parts of a word, and whether each is quoted, so that it is not split."""
-        kind, text = node.type, read_text(node)
-        if kind in ("word", "number", "extglob_pattern", "regex", "test_operator", "variable_name"):
-            yield self._unescape(text), True
-        elif kind == "command_name":
-            for child in node.named_children:
-                yield from self._pieces(child)
-        elif kind == "raw_string":
-            yield text[1:-1], True
-        elif kind == "ansi_c_string":
-            yield re.sub(r"\\(.)", lambda match: ESCAPES.get(match[1], match[0]), text[2:-1]), True
-        elif kind in ("string", "translated_string"):
-            yield "", True
-            yield from self._string_pieces(node)
-        elif kind == "concatenation":
-            for child in node.children:
-                yield from self._pieces(child) if child.is_named else [(read_text(child), True)]
-        elif kind in ("simple_expansion", "expansion"):
-            yield self._expand_variable(node), False
-        elif kind == "arithmetic_expansion":
-            yield self._expand_arithmetic(node), False
-        elif kind == "command_substitution" and (match := WHICH.fullmatch(text.strip("$()`").strip())):
-            yield match[1], True
-        elif kind == "command_substitution" and (document := self._find_cat(node)) is not None:
-            yield document.rstrip("\n"), False
-        elif kind == "brace_expression" or not node.is_named:
-            yield text, True
-        else:
-            yield self._mark(text), False
-
-    def _find_cat(self, node: Node) -> str | None:
-        """Return the here document that `$(cat <<EOF …)` is, None for another substitution."""
-        statements = node.named_children
-        if len(statements) != 1 or statements[0].type != "redirected_statement":
-            return None
-        body = statements[0].child_by_field_name("body")
-        redirects = statements[0].children_by_field_name("redirect")
-        if body is None or read_text(body) != "cat" or [each.type for each in redirects] != ["heredoc_redirect"]:
-            return None
-        return self._read_document(redirects[0])
-
-    def _string_pieces(self, node: Node) -> Iterator[tuple[Value, bool]]:
-        """Yield the parts of a string in double quotes; the parser leaves some white space to no node."""
-        source, start = node.text or b"", node.start_byte
-        position = node.children[0].end_byte
-        for child in node.children[1:]:
-            yield source[position - start:child.start_byte - start].decode(errors="replace"), True
-            position = child.end_byte
-            text = read_text(child)
-            if child.type == "string_content":
-                yield re.sub(r"\\([$`\"\\])", r"\1", text.replace("\\\n", "")), True
-            elif child.is_named:
-                yield text[:len(text) - len(text.lstrip())], True
-                for piece, _ in self._pieces(child):
-                    yield piece, True
-            elif child.type != '"':
-                yield text, True
-
-    def _unescape(self, text: str) -> str:
-        if text == "~" or text.startswith("~/"):
-            return self._text_of("HOME") + text[1:]
-        return re.sub(r"\\(.)", r"\1", text.replace("\\\n", ""), flags=re.DOTALL)
-
-    def _expand_variable(self, node: Node) -> Value:
-        """Return the value of `$NAME`, `${NAME}` or `${NAME…}`, which is unknown if all values are too long."""
-        text = read_text(node).strip()
-        value = self._find_value(node, text)
-        self._expanded_chars += sum(len(element) + 1 for element in as_list(value))
-        return value if self._expanded_chars <= MAX_EXPANDED_CHARS else self._mark(text)
-
-    def _find_value(self, node: Node, text: str) -> Value:
-        if match := re.fullmatch(r"\$(\w+|[@*#?!$-])|\$\{(\w+|[@*#?!$-])\}", text):
-            return self._value_of(match[1] or match[2], text)
-        if match := re.fullmatch(rf"\$\{{(#?)({NAME})\[([@*]|[0-9]{{1,7}})\]\}}", text):
-            return self._element_of(match[2], match[3], bool(match[1]), text)
-        if match := re.fullmatch(rf"\$\{{({NAME})\[(.+)\]\}}", text):
-            self._note_selection(node, match[1], match[2])
-        if match := re.match(r"\$\{(\w+)(:?[-=+?])", text):
-            return self._default_of(node, match[1], match[2], text)
-        if (match := re.fullmatch(rf"\$\{{({NAME})(##?|%%?)([^$`\"']*)\}}", text)) and match[1] in self.variables:
-            return self._cut(self._text_of(match[1]), match[2], match[3], text)
-        return self._mark(text)
-
-    def _value_of(self, name: str, source: str) -> Value:
-        if self._parameters is not None and PARAMETER.fullmatch(name):
-            if name == "#":
-                return str(len(self._parameters))
-            if name == "@":
-                return list(self._parameters)
-            return " ".join(self._parameters) if name == "*" else "".join(self._parameters[int(name) - 1:int(name)])
-        value = self.variables.get(name)
-        if value is None:
-            return self._mark(source)
-        return value if isinstance(value, str) else "".join(value[:1])
-
-    def _element_of(self, name: str, index: str, is_length: bool, source: str) -> Value:
-        value = self.variables.get(name)
-        if value is None or any(MARK.fullmatch(element) for element in as_list(value)):
-            return self._mark(source)
-        elements = as_list(value)
-        if is_length:
-            return str(len(elements))
-        return elements if index in "@*" else "".join(elements[int(index):int(index) + 1])
-
-    def _note_selection(self, node: Node, name: str, index: str) -> None:
-        """Keep an array and its index if all elements are known and the index is the number of the job's task."""
-        elements = self.variables.get(name)
-        variable, offset = split_index(index)
-        if variable not in TASK_NUMBERS and variable in self.variables:
-            variable, more = split_index(self.show(self._text_of(variable)))
-            offset += more
-        if variable in TASK_NUMBERS and isinstance(elements, list) and not any(map(MARK.search, elements)):
-            self.selections.append(Selection(self._line_of(node), read_text(node), name, len(elements), offset))
-
-    def _default_of(self, node: Node, name: str, sign: str, source: str) -> Value:
-        """Return the value of `${NAME:-default}` and its relatives."""
-        names = [child.type for child in node.children]
-        position = names.index(sign) if sign in names else len(names)
-        default = "".join(self._join(child) for child in node.children[position + 1:-1])
-        is_parameter = self._parameters is not None and name[0].isdigit()
-        is_known = name in self.variables or is_parameter or self._is_empty(name)
-        if not is_known:
-            return self._mark(source)
-        value = self._value_of(name, source) if name in self.variables or is_parameter else ""
-        if isinstance(value, str) and MARK.fullmatch(value):
-            return self._mark(source)
-        if "+" in sign:
-            return default if value else ""
-        return value or (self._mark(source) if "?" in sign else default)
-
-    def _cut(self, value: str, sign: str, pattern: str, source: str) -> str:
-        """Return a value without the part at its begin (#) or end (%) that matches a pattern."""
-        if MARK.search(value) or len(value) > MAX_CUT_CHARS:
-            return self._mark(source)
-        lengths = [length for length in range(len(value) + 1) if fnmatch.fnmatchcase(
-            value[:length] if sign[0] == "#" else value[len(value) - length:], pattern)]
-        if not lengths:
-            return value
-        cut = max(lengths) if len(sign) > 1 else min(lengths)
-        return value[cut:] if sign[0] == "#" else value[:len(value) - cut]
-
-    def _expand_arithmetic(self, node: Node) -> str:
-        inner = node.named_children
-        value = self._calculate(inner[0]) if len(inner) == 1 else None
-        return self._mark(read_text(node)) if value is None else str(value)
-
-    def _calculate(self, node: Node) -> int | None:
-        """Return the value of an arithmetic expression, None if it is not known."""
-        if node.type == "parenthesized_expression" and node.named_children:
-            return self._calculate(node.named_children[0])
-        if node.type == "binary_expression" and len(node.children) == 3:
-            left, sign, right = node.children
-            calculate = ARITHMETIC.get(read_text(sign))
-            first, second = self._calculate(left), self._calculate(right)
-            if calculate is None or first is None or second is None or (second == 0 and sign.type in "/%"):
-                return None
-            return calculate(first, second) if max(abs(first), abs(second)) < 2**31 and sign.type != "**" else None
-        if node.type in ("variable_name", "word") and re.fullmatch(NAME, read_text(node)):
-            return as_number(self._text_of(read_text(node)))
-        return as_number(self._join(node))
-
-    # --- conditions
-
-    def _test(self, nodes: Sequence[Node]) -> bool | None:
-        """Return whether a condition is true, None if that is not known."""
-        if len(nodes) != 1:
-            return None
-        node = nodes[0]
-        if node.type == "negated_command":
-            result = self._test(node.named_children)
-            return None if result is None else not result
-        if node.type == "command":
-            return {"true": True, ":": True, "false": False}.get(read_text(node))
-        if node.type != "test_command" or len(node.named_children) != 1:
-            return None
-        return self._test_expression(node.named_children[0])
-
-    def _test_expression(self, node: Node) -> bool | None:
-        if node.type == "unary_expression" and len(node.children) == 2:
-            sign, operand = read_text(node.children[0]), node.children[1]
-            if sign == "!":
-                result = self._test_expression(operand)
-                return None if result is None else not result
-            value = self._join(operand)
-            if MARK.search(value) or sign not in ("-n", "-z"):
-                return True if sign == "-n" and MARK.sub("", value) else None
-            return bool(value) == (sign == "-n")
-        if node.type == "binary_expression" and len(node.children) == 3:
-            left, sign, right = (self._join(node.children[0]), read_text(node.children[1]),
-                                 self._join(node.children[2]))
-            return compare(left, sign, right)
-        return None
-
-    # --- places
-
-    def _line_of(self, node: Node) -> int:
-        return self._line or node.start_point.row + 1
-
-    def _note(self, node: Node, text: str) -> None:
-        self.notes.append(Note(self._line_of(node), text))
-
-
-def split_branches(node: Node) -> Iterator[tuple[list[Node], list[Node]]]:
-    """Yield the tests and the body of each branch of an `if`; those of `else` have no tests."""
-    clauses = [child for child in node.children if child.type in ("elif_clause", "else_clause")]
-    own = [child for child in node.children if child not in clauses]
-    for children in (own, *(clause.children for clause in clauses)):
-        types = [child.type for child in children]
-        if "then" in types:
-            middle = types.index("then")
-            yield [child for child in children[1:middle] if child.type != ";"], children[middle + 1:]
-        else:
-            yield [], children[1:]
-
-
-def unescape_document(text: str) -> str:
-    """Return a text of a here document without its backslashes."""
-    return re.sub(r"\\([$`\\\n])", lambda match: match[1].strip("\n"), text)
-
-
-def split_index(text: str) -> tuple[str, int]:
-    """Return the variable that an array's index is, and what is added to it; empty for another index."""
-    match = re.fullmatch(rf"({NAME})([+-][0-9]{{1,7}})?", re.sub(r"[${}()\s]", "", text))
-    return (match[1], int(match[2] or 0)) if match else ("", 0)
-
-
-def find_assigned(node: Node) -> Iterator[str]:
-    """Yield the names of the variables that a statement sets."""
-    if node.type == "variable_assignment" or node.type == "for_statement":
-        name = node.child_by_field_name("name") or node.child_by_field_name("variable")
-        if name is not None:
-            yield read_text(name)
-    for child in node.named_children:
-        yield from find_assigned(child)
-
-
-def compare(left: str, sign: str, right: str) -> bool | None:
-    """Return the result of a test of two values, None if it is not known."""
-    if MARK.search(left + right):
-        return None
-    first, second = as_number(left), as_number(right)
-    if sign in ("=", "==", "!="):
-        return fnmatch.fnmatchcase(left, right) == (sign != "!=")
-    if sign in COMPARISONS and first is not None and second is not None:
-        return COMPARISONS[sign](first, second)
-    return None
-
-
-def as_number(text: str) -> int | None:
-    """Return a whole number, None if the text is none."""
-    return int(text) if re.fullmatch(r"-?\d{1,15}", text) else None
-
-
-def as_list(value: Value) -> list[str]:
-    """Return a value's elements; a plain variable has one."""
-    return [value] if isinstance(value, str) else value
-
+    def _add_document(self, token: Token) -> None:
+        """Give a here document to the command that it belongs to."""
+        if self.pending is None:
+            return
+        (position, tokens), shell = self.pending, self.shell
+        self.pending = None
+        document = shell.read_document(token, self.find_line(token.begin))
+        shell.commands[position] = replace(shell.commands[position], document=document)
+        shell.run(shell.commands[position], tokens, self.depth)

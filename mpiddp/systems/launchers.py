@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from .directives import FLUX_FLAGS, FLUX_NAMES, SLURM_FLAGS, SLURM_NAMES
 from .mpi_libraries import ALL_INTERFACES, CRAY_PMI, FLUX_PMI, MPICH, OPEN_MPI, PMI, PMIX, MpiLibrary
 from .schedulers import FLUX, SLURM, Scheduler
 
@@ -28,6 +29,17 @@ MPI_VALUES = {
         "--output-filename", "--output", "--tune"), 1),
     **dict.fromkeys(("-mca", "--mca", "--gmca", "-gmca", "--prtemca", "--pmixmca", "-genv", "-env"), 2),
 }
+
+# What MPI's launchers call the options of directives.py.
+MPI_NAMES = {"d": "cpus-per-task", "depth": "cpus-per-task", "f": "hostfile", "machinefile": "hostfile", "H": "hosts",
+             "host": "hosts"}
+MPI_FLAGS = frozenset((
+    "oversubscribe", "tag-output", "report-bindings", "allow-run-as-root", "display-map", "display-allocation",
+    "verbose", "v", "quiet", "q", "nolocal", "genvall", "envall", "envnone", "l", "prepend-rank", "timestamp-output"))
+JSRUN_NAMES = {
+    "n": "sets", "nrs": "sets", "r": "sets-per-node", "rs_per_host": "sets-per-node", "a": "tasks-per-set",
+    "tasks_per_rs": "tasks-per-set", "c": "cpus-per-set", "cpu_per_rs": "cpus-per-set", "g": "gpus-per-set",
+    "gpu_per_rs": "gpus-per-set", "p": "ntasks", "np": "ntasks"}
 
 
 class JobStep(NamedTuple):
@@ -84,6 +96,12 @@ class Launcher(NamedTuple):
     an allocation of `system`, or of none. `interrupts` is the number of SIGINTs that end a job. `ends_by_quit`: SIGQUIT
     ends it; others forward SIGQUIT to the ranks. `hides_losses`: its status may be 0 after a loss.
 
+    In job scripts: `names` are its options' names (directives.py) by those that it has for them, `flags` the options
+    that take no value, and `verbs` the words that may stand in the place of the command's second one; of these, all but
+    the first return before the ranks have ended. If it does not inherit the job's number of cores, `cores_variable`
+    gives it the number. `one_core` says what a task gets without a number of cores; `gpus_by_option` is the option
+    without which it gets no GPUs.
+
     Messages: the options for the number of ranks on a node (with {} for it), for a rank's cores, against its own
     binding, for passing variables on, and for showing each rank all GPUs of its node or only its own; empty if it has
     none. `tested` says what we saw of it.
@@ -132,6 +150,13 @@ class Launcher(NamedTuple):
     interrupts: int = 1
     ends_by_quit: bool = False
     hides_losses: bool = False
+
+    names: Mapping[str, str] = {}
+    flags: frozenset[str] = frozenset()
+    verbs: tuple[str, ...] = ()
+    cores_variable: str = ""
+    one_core: str = ""
+    gpus_by_option: str = ""
 
     ranks_per_node: str = ""
     cores: str = ""
@@ -225,14 +250,16 @@ NO_LAUNCHER = Launcher("")
 JSRUN = Launcher(
     "jsrun", ("JSM_NAMESPACE_RANK",), ("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_LOCAL_RANK",),  # it sets OMPI_* too
     ("JSM_NAMESPACE_LOCAL_SIZE",),
-    command="jsrun", program="jsrun", ranks_per_node="--tasks_per_rs {}", cores="--cpu_per_rs", unbound="--bind none")
+    command="jsrun", program="jsrun", names=JSRUN_NAMES, one_core="jsrun gives each resource set one core",
+    gpus_by_option="--gpu_per_rs", ranks_per_node="--tasks_per_rs {}", cores="--cpu_per_rs", unbound="--bind none")
 MPIRUN = Launcher(
     "Open MPI's mpirun", ("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_LOCAL_RANK",),
     ("OMPI_COMM_WORLD_LOCAL_SIZE",), marks=("OMPI_COMM_WORLD_SIZE",),  # flux run -o mpi=spectrum sets a rank alone
     in_task=is_mpirun_in_step, own=frozenset({PMIX}), library=OPEN_MPI,
     command="mpirun", program=MPI_PROGRAM, version=r"Open MPI|OpenRTE|PRRTE|open-mpi", counts=MPI_COUNTS,
-    per_node=("-N", "-npernode", "--npernode"), chooses=MPI_NODES, values=MPI_VALUES, step_options=open_mpi_options,
-    is_mpiexec=True, ends_by_quit=True, hides_losses=True,
+    per_node=("-N", "-npernode", "--npernode"), chooses=MPI_NODES, values=MPI_VALUES,
+    names=MPI_NAMES, flags=MPI_FLAGS, step_options=open_mpi_options, is_mpiexec=True, ends_by_quit=True,
+    hides_losses=True,
     ranks_per_node="--map-by ppr:{}:node", cores="--map-by slot:PE=N", unbound="--bind-to none", export="-x NAME",
     tested="versions 4.1 and 5")
 # A numeric SLURM_STEP_ID means srun where psslurm has taken slurmd's place. It reads the variable in `options`, and of
@@ -251,7 +278,7 @@ HYDRA = Launcher(
     marks=(HYDRA_VARIABLE,), alone=always, in_task=is_hydra_in_step, own=frozenset({PMI}), library=MPICH,
     hides_always=("PMIX_",),  # MPICH gives up if it finds srun's PMIx beside its own mpiexec
     command="mpiexec", program=MPI_PROGRAM, counts=MPI_COUNTS, per_node=("-ppn", "--ppn", "-perhost"),
-    chooses=MPI_NODES, values=MPI_VALUES, step_options=hydra_options, is_mpiexec=True,
+    chooses=MPI_NODES, values=MPI_VALUES, flags=MPI_FLAGS, step_options=hydra_options, is_mpiexec=True,
     ranks_per_node="-ppn {}", unbound="-bind-to none", export="-genvall", tested="MPICH 5, Intel MPI 2021")
 SRUN = Launcher(
     "srun", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS",), ("SLURM_LOCALID",), node_ranks=("SLURM_NODEID",),
@@ -269,6 +296,7 @@ SRUN = Launcher(
         "--container-image", "--container-mounts", "--container-name", "--container-workdir", "--distribution",
         "--error", "--gpus", "--gpus-per-node", "--gpus-per-task", "--gres", "--input", "--job-name", "--mem", "--mpi",
         "--output", "--partition", "--qos", "--reservation", "--time"), 1),
+    names=SLURM_NAMES, flags=SLURM_FLAGS, cores_variable="SRUN_CPUS_PER_TASK",
     step_options=srun_options, system=SLURM, interrupts=2, ends_by_quit=True,
     ranks_per_node="--ntasks-per-node={}", cores="--cpus-per-task", unbound="--cpu-bind=none", export="--export=ALL",
     all_gpus="--gpu-bind=none", own_gpu="--gpus-per-task=1",
@@ -290,7 +318,8 @@ FLUX_RUN = Launcher(
         "--dependency", "--env", "--env-file", "--env-remove", "--error", "--flags", "--gpus-per-task", "--input",
         "--job-name", "--output", "--queue", "--rlimit", "--setattr", "--setopt", "--signal", "--taskmap",
         "--time-limit", "--urgency"), 1),
-    step_options=flux_options, system=FLUX, interrupts=2, ends_by_quit=True,
+    names=FLUX_NAMES, flags=FLUX_FLAGS, verbs=("run", "submit"), one_core="Flux gives each task one core",
+    gpus_by_option="--gpus-per-task", step_options=flux_options, system=FLUX, interrupts=2, ends_by_quit=True,
     ranks_per_node="--tasks-per-node={}", cores="--cores-per-task", unbound="-o cpu-affinity=off",
     export="--env=NAME", all_gpus="-o gpu-affinity=off", own_gpu="-o gpu-affinity=per-task",
     tested="version 0.88, by hand; a stand-in for mpiddp.supervise")
@@ -308,9 +337,11 @@ PALS = Launcher(
         "--exclude-tasks", "--procinfo-file"), 1),
     step_options=pals_options, is_mpiexec=True,
     ranks_per_node="--ppn {}", cores="--depth", unbound="--cpu-bind none", export="--envall")
-APRUN = Launcher("aprun", ("ALPS_APP_PE",), command="aprun", program="aprun", ranks_per_node="-N {}", cores="-d",
+APRUN = Launcher("aprun", ("ALPS_APP_PE",), command="aprun", program="aprun", names={
+    "n": "ntasks", "N": "ntasks-per-node", "d": "cpus-per-task"}, ranks_per_node="-N {}", cores="-d",
                  unbound="-cc none")
-IBRUN = Launcher("ibrun", command="ibrun", program="ibrun")  # TACC's: it runs the site's mpiexec or srun
+# TACC's: it runs the site's mpiexec or srun
+IBRUN = Launcher("ibrun", command="ibrun", program="ibrun", names={"n": "ntasks"})
 PMIX_LAUNCHER = Launcher("a PMIx launcher", ("PMIX_RANK",), ("PMIX_JOB_SIZE",), fits=never, alone=always,
                          own=frozenset({PMIX}))
 TORCHRUN = Launcher("torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), marks=("TORCHELASTIC_RUN_ID",),

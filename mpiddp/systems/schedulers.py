@@ -13,6 +13,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from . import directives as forms
+from .directives import Directives
+
 Environ = Mapping[str, str]
 PE_HOSTFILE = "PE_HOSTFILE"  # names a file
 KUBERNETES_HOSTS = "/etc/mpi/hostfile"  # of Kubernetes' MPI operator, on its launcher's pod
@@ -59,6 +62,8 @@ class Scheduler(NamedTuple):
     Messages: the options for the ranks of a node (`tasks_option`), for the GPUs of a node (`gpus`, with {} for their
     number), more cores of a rank (`cores`), leaving out nodes (`exclude`), more memory (`memory`), and what shows a
     job's use of it (`memory_use`); empty if sites differ. `tested` says what we saw of it.
+
+    Job scripts: `directives` is how it reads them, None if it reads none.
     """
 
     name: str
@@ -106,6 +111,8 @@ class Scheduler(NamedTuple):
     memory: str = ""
     memory_use: str = ""
     tested: str = "no: from its documents"
+
+    directives: Directives | None = None
 
 
 def count_pbs_slots(environ: Environ) -> int:
@@ -201,7 +208,7 @@ SLURM = Scheduler(
     ask_daemons=("scontrol", "--oneliner", "show", "node", "{nodes}"), ask_config=("scontrol", "show", "config"),
     daemon_port=6818, daemon_port_pattern=r"^SlurmdPort *= (\d+)",  # slurm.conf, SlurmdPort
     tasks_option="--ntasks-per-node", gpus="--gpus-per-node={}", cores="--cpus-per-task", exclude="--exclude={}",
-    memory="--mem", memory_use="sacct: MaxRSS", tested="versions 22.05 and 24.11")
+    memory="--mem", memory_use="sacct: MaxRSS", tested="versions 22.05 and 24.11", directives=forms.SLURM)
 FLUX = Scheduler(
     "Flux", ("FLUX_JOB_ID_PATH", "FLUX_ENCLOSING_ID"), split_job=split_flux_path,
     size_command=("flux", "resource", "list", "-s", "up", "-no", "{nnodes} {ngpus}"), is_instance=is_flux_instance,
@@ -210,17 +217,18 @@ FLUX = Scheduler(
     ask_nodes=("flux", "resource", "list", "-s", "up", "-no", "{nodelist}"),
     ask_steps=("flux", "jobs", "--name={step}", "-no", "{id} {name}"), cancel=("flux", "cancel", "{step}"),
     gpus="--gpus-per-node={}", cores="--cores-per-task", exclude="--requires='not hosts:{}'",
-    tested="version 0.88, by hand")
+    tested="version 0.88, by hand", directives=forms.FLUX)
 PBS = Scheduler(
     "PBS", ("PBS_JOBID",), split_job=lambda text: (text.partition(".")[0], ""), size=count_pbs_slots,
     unit="MPI processes", submit="qsub", node_file=lambda environ: environ.get("PBS_NODEFILE", ""), cpus=("NCPUS",),
     each="NCPUS",  # PBS gives it the value of OMP_NUM_THREADS
     ask_end=("qstat", "-f", "{job}"), parse_end=parse_pbs_end, gpus="-l select=…:ngpus={}", cores="-l select=…:ncpus=",
-    memory="-l select=…:mem=", memory_use="qstat -xf: resources_used.mem")
+    memory="-l select=…:mem=", memory_use="qstat -xf: resources_used.mem", directives=forms.PBS)
 LSF = Scheduler(
     "LSF", ("LSB_JOBID",), submit="bsub", element="LSB_JOBINDEX", job_name=name_lsf_job, size=count_lsf_hosts,
     cpus=("LSB_MCPU_HOSTS",), ask_end=("bjobs", "-noheader", "-o", "time_left", "{job}"), parse_end=parse_lsf_end,
-    gpus="-gpu num={}", cores="-n", memory="-M", memory_use="bjobs -l: MAX MEM")
+    gpus="-gpu num={}", cores="-n", memory="-M", memory_use="bjobs -l: MAX MEM",
+    directives=forms.LSF)
 SGE = Scheduler(  # JOB_ID is a common name
     "SGE", ("JOB_ID",), marks=("SGE_ROOT",), element="SGE_TASK_ID", size=read_count("NHOSTS"), cpus=(PE_HOSTFILE,))
 HTCONDOR = Scheduler("HTCondor", ("_CONDOR_PROCNO",), has_number=False, size=read_count("_CONDOR_NPROCS"),

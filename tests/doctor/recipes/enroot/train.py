@@ -1,1 +1,0 @@
-print("a training script", flush=True)

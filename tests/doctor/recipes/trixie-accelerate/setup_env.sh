@@ -1,2 +1,0 @@
-# Sets up the environment of a job.
-module load pytorch
