@@ -13,7 +13,7 @@ from mpiddp.base.config import LaunchConfig, Script
 from mpiddp.discovery.host import HostFacts
 from mpiddp.planning.job import plan_dry_run
 from mpiddp.reporting.map import draw_svg
-from tests import test_cores, test_desk, test_gpus, test_plan
+from tests import test_cores, test_dry_run, test_gpus, test_plan
 from tests.support import ROOT
 
 MAP, TRACE = (ROOT / ".github" / name for name in ("map.svg", "trace.svg"))
@@ -32,7 +32,7 @@ def described_nodes() -> list[HostFacts]:
                      for index, gpu in enumerate(test_gpus.A100_NODE))
         ranks = test_cores.ranks(test_cores.A100_NODE, *[cpus] * 4, allowed=cpus, node=node)
         facts += [rank._replace(hostname=f"n{17 + node:03}", node=4 * node, interfaces=nics)
-                  for rank in test_desk.with_gpus(gpus, ranks)]
+                  for rank in test_dry_run.with_gpus(gpus, ranks)]
     return facts
 
 

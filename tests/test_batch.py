@@ -189,7 +189,7 @@ def loading(script: Path, modules: str) -> Path:
 
 
 @pytest.mark.torch
-@pytest.mark.thorough("test_peers.py runs a script with Accelerate")
+@pytest.mark.thorough("test_readme_comparison.py runs a script with Accelerate")
 def test_an_accelerate_script_with_its_configuration(cluster: Cluster, folder: Path) -> None:
     """The model is compiled as configured; the configured nodes, processes and ports are ignored."""
     (config := folder / "config.yaml").write_text(CONFIGURATION + "distributed_type: MULTI_CPU\nuse_cpu: true\n")

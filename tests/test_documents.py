@@ -39,7 +39,7 @@ RUN_BY = {
     "srun python -m mpiddp train.py": ("tests/test_batch.py::test_a_script_says_hello", '"cray.sh"'),
     'COMMAND="shifter python -m mpiddp train.py"': (
         "tests/test_batch_launchers.py::test_what_srun_is_told", '"shifter '),
-    "srun --mpi=list": ("tests/test_fit.py::test_srun_that_offers_nothing_fitting", "launch/fitting_option"),
+    "srun --mpi=list": ("tests/test_compatibility.py::test_srun_that_offers_nothing_fitting", "launch/fitting_option"),
     "sbatch srun_pmix.sh": ("tests/test_batch.py::test_a_script_says_hello", '"srun_pmix.sh"'),
     "sbatch llsub.sh": ("tests/test_batch.py::test_a_script_says_hello", '"llsub.sh"'),
     "LLsub llsub.sh": ("tests/test_batch.py::test_llsub", '"LLsub"'),
@@ -53,9 +53,9 @@ RUN_BY = {
         "tests/test_interactive.py::test_a_script_that_hangs_says_where_under_srun", '"scancel", "--signal=USR2"'),
     "pkill -USR2 -f '^[^ ]*python[^ ]* -m mpiddp.*train.py'": (
         "tests/test_interactive.py::test_a_script_that_hangs_says_where", "pkill"),
-    "python -m mpiddp.where": ("tests/test_asking.py::test_a_job_of_three_nodes_answers", "WHERE"),
+    "python -m mpiddp.where": ("tests/test_where_command.py::test_a_job_of_three_nodes_answers", "WHERE"),
     "scancel --signal=QUIT 48211.0": (
-        "tests/test_asking.py::test_a_sigquit_asks_and_ends_nothing", '"scancel", "--signal=QUIT"'),
+        "tests/test_where_command.py::test_a_sigquit_asks_and_ends_nothing", '"scancel", "--signal=QUIT"'),
     "mpiexec -n 2 python -m mpiddp --stall 90 tests/hangs/training.py 3600 60 digits.pt": (
         "tests/hangs/test_hangs.py::test_a_training_is_not_reported_as_hanging", "training.py"),
     "python -m mpiddp.supervise --nodes 2 --max-restarts 10 srun --mpi=pmix python -m mpiddp train.py --checkpoint c": (
@@ -71,9 +71,9 @@ RUN_BY = {
            """grep '"first": true' logs/48211/ranks.json""",
            r"""jq -r '.[] | select(.status != 0) | "\(.rank) \(.host) \(.status) \(.last)"' logs/48211/ranks.json""")},
     "mpirun python -m mpiddp --show fold train.py": (
-        "tests/test_folding.py::test_numbers_are_listed_or_their_range_is_told", '"--show", "fold"'),
+        "tests/test_fold.py::test_numbers_are_listed_or_their_range_is_told", '"--show", "fold"'),
     "python -m cProfile -o FILE -m mpiddp train.py": (
-        "tests/test_end.py::test_a_profiler_that_runs_us_writes_its_results", "cProfile"),
+        "tests/test_exit.py::test_a_profiler_that_runs_us_writes_its_results", "cProfile"),
     **{f"python -m tests.benchmarks.{name}": (
         f"tests/benchmarks/test_benchmarks.py::test_{name}", f'"tests.benchmarks.{name}", ')
        for name in ("startup", "threads", "failure", "scale", "flood", "asking", "recovery", "restarts", "output",
@@ -100,12 +100,12 @@ RUN_BY = {
         "tests/simulation/test_simulation.py::test_the_command", "tests/simulation/run")
        for option in ("--seeds 10000", "--trace 7")},
     "python -m mpiddp --dry-run --facts facts.json": (
-        "tests/test_desk.py::test_a_job_writes_the_facts_and_the_desk_finds_its_plan", '"--dry-run", "--facts"'),
+        "tests/test_dry_run.py::test_a_job_writes_the_facts_and_the_desk_finds_its_plan", '"--dry-run", "--facts"'),
     "tests/gpu/run --wheels wheels --table table.md": (
-        "tests/test_on_gpus.py::test_a_machine_without_a_network", '"--wheels", "wheels", "--table", "table.md"'),
+        "tests/test_gpu_run.py::test_a_machine_without_a_network", '"--wheels", "wheels", "--table", "table.md"'),
     "python -m pip download --dest wheels --only-binary=:all: -c tests/constraints.txt -r tests/gpu/requirements.txt": (
-        "tests/test_on_gpus.py::test_a_machine_without_a_network", "pip download"),
-    "tests/gpu/run --table table.md": ("tests/test_on_gpus.py::test_a_python_without_torch", "tests/gpu/run"),
+        "tests/test_gpu_run.py::test_a_machine_without_a_network", "pip download"),
+    "tests/gpu/run --table table.md": ("tests/test_gpu_run.py::test_a_python_without_torch", "tests/gpu/run"),
     **dict.fromkeys(("pip install .", "pip install '.[examples]'", "pip install '.[mpich]'", FIRST), (
         "tests/test_readme.py::test_the_first_command_trains", "FIRST")),
     **dict.fromkeys(("mpirun -n 2 mpiddp train.py", "pip uninstall mpiddp"), (

@@ -16,13 +16,13 @@ TWO, SIX = "-N2 --ntasks-per-node=1", "-N3 --ntasks-per-node=2"
 TIMEOUT_S = 150
 
 
-@pytest.mark.thorough("test_peers.py runs a script with Accelerate")
+@pytest.mark.thorough("test_readme_comparison.py runs a script with Accelerate")
 @pytest.mark.parametrize("name", ["test_script", "test_sync", "test_ops"])
 def test_accelerates_own_scripts(quick: Mpi, name: str) -> None:
     check(mpiexec(quick, 2, "-m", SCRIPTS + name, env={"ACCELERATE_USE_CPU": "true"}, timeout=TIMEOUT_S))
 
 
-@pytest.mark.thorough("test_peers.py runs a script with Accelerate")
+@pytest.mark.thorough("test_readme_comparison.py runs a script with Accelerate")
 @pytest.mark.parametrize(("name", "options"), [("test_script", TWO), ("test_sync", SIX), ("test_ops", SIX)])
 def test_accelerates_own_scripts_on_several_nodes(cluster: Cluster, name: str, options: str) -> None:
     """The first fails with other than two processes, under torchrun too: it shares two rows out among all."""
@@ -30,12 +30,12 @@ def test_accelerates_own_scripts_on_several_nodes(cluster: Cluster, name: str, o
                timeout=TIMEOUT_S))
 
 
-@pytest.mark.thorough("test_peers.py runs a script with Accelerate")
+@pytest.mark.thorough("test_readme_comparison.py runs a script with Accelerate")
 def test_accelerates_distributed_data_loop(quick: Mpi) -> None:
     check_data_loop(mpiexec(quick, 2, PROGRAMS / "data_loop.py", env={"ACCELERATE_USE_CPU": "true"}))
 
 
-@pytest.mark.thorough("test_peers.py runs a script with Accelerate")
+@pytest.mark.thorough("test_readme_comparison.py runs a script with Accelerate")
 def test_accelerates_distributed_data_loop_on_two_nodes(cluster: Cluster) -> None:
     """It is for two processes."""
     check_data_loop(srun(cluster, MPIS["openmpi4"], TWO, PROGRAMS / "data_loop.py", env={"ACCELERATE_USE_CPU": "true"}))
@@ -72,7 +72,7 @@ print("to the end\\n", end="")
 """
 
 
-@pytest.mark.thorough("test_peers.py runs a script with Accelerate")
+@pytest.mark.thorough("test_readme_comparison.py runs a script with Accelerate")
 def test_the_documents_accelerate_script_stops_and_continues(quick: Mpi, tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text(BEFORE + REQUEUED + STEP)
     check(mpiexec(quick, 2, script, cwd=tmp_path, timeout=TIMEOUT_S), 75)

@@ -24,7 +24,7 @@ from tests.support import (
     single_node_environ,
     srun,
 )
-from tests.test_fit import check_refused
+from tests.test_compatibility import check_refused
 from tests.test_readme import ACCURACY, FIRST, clone  # noqa: F401 (a fixture)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.thorough("the same on this machine's own system")]

@@ -160,7 +160,7 @@ def test_the_first_line_of_a_report_has_the_error_that_was_first(
 ) -> None:
     found = make_report(raised(by), 1, "n1")
     assert found.kind == ReportKind.ERROR
-    words = re.escape(f"{cause} ({how}{', ' * bool(how)}test_origin.py:")
+    words = re.escape(f"{cause} ({how}{', ' * bool(how)}test_exception_origin.py:")
     told = re.fullmatch(rf"{words}(\d+) {function}\)", found.cause)
     assert told, found.cause
     assert found.where == f"{HERE}:{told[1]} {function}"
@@ -238,7 +238,7 @@ def own_exit() -> None:
 def test_an_exit_is_told_with_the_error_that_was_caught() -> None:
     found = make_report(raised(own_exit), 1, "n1")
     then = re.escape(message("launch/then_error", error="sys.exit(3)"))
-    assert re.fullmatch(rf"ValueError: seven \({then}, test_origin\.py:\d+ seven\)", found.cause)
+    assert re.fullmatch(rf"ValueError: seven \({then}, test_exception_origin\.py:\d+ seven\)", found.cause)
     assert (found.kind, found.status) == (ReportKind.ERROR, 3)
     assert found.where.endswith(" seven")
     assert make_report(raised(lambda: sys.exit(3)), 1, "n1").cause == "sys.exit(3)"
@@ -251,7 +251,7 @@ def test_an_os_exit_while_an_error_is_handled() -> None:
     except RuntimeError:
         found = make_exit_report(7, sys._getframe(), 1, "n1")
     then = re.escape(message("launch/then_error", error="os._exit(7)"))
-    assert re.fullmatch(rf"RuntimeError: .* \({then}, test_origin\.py:\d+ lose\)", found.cause)
+    assert re.fullmatch(rf"RuntimeError: .* \({then}, test_exception_origin\.py:\d+ lose\)", found.cause)
     assert (found.kind, found.status) == (ReportKind.SECONDARY, 7)
     plain = make_exit_report(7, sys._getframe(), 1, "n1")
     assert (plain.kind, plain.cause) == (ReportKind.ERROR, "os._exit(7)")

@@ -13,7 +13,7 @@ from tests import processes
 from tests.cluster import shared
 from tests.messages import find, message
 from tests.support import DEADLINE_S, PROGRAMS, Done, Mpi, check, first_of, mpiexec_command, need, single_node_environ
-from tests.test_where import rank
+from tests.test_where_stacks import rank
 
 STALL_S, MOVING_S = 4, 12
 SLOW = shared.Speed(bytes_per_s=400_000)

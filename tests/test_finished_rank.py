@@ -21,7 +21,7 @@ from mpiddp.where.snapshot import CollectiveSeq, RankSample
 from mpiddp.where.stall import DeadlockDetector, find_deadlock, parse_ranks
 from tests.messages import find, message
 from tests.support import Mpi, check, mpiexec
-from tests.test_where import LOAD, MAIN, rank
+from tests.test_where_stacks import LOAD, MAIN, rank
 
 STOPS = (MAIN, Frame(FrameKind.OURS, f"{stack.OUR_FOLDER}api.py", 9, "should_stop"))
 SUMMARY = Frame(FrameKind.LIBRARY, "/lib/site-packages/torch/_tensor.py", 9, "item")

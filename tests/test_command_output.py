@@ -14,7 +14,7 @@ import pytest
 from mpiddp.where import registry
 from tests import processes
 from tests.support import DEADLINE_S, ROOT, Done, Mpi, alone, check, mpiexec_command, need, single_node_environ
-from tests.test_asking import CARD, GROUP, answer_as_job, listening, state
+from tests.test_where_command import CARD, GROUP, answer_as_job, listening, state
 
 pytestmark = pytest.mark.light
 
