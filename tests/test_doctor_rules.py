@@ -430,6 +430,8 @@ RULES_KEPT = {
                        (head('--job-name="resnet \u2013 base"', "--comment=a\u2013b"), START),
                        (head("--output=%u-%j.out  # $HOME"), START), (head("##SBATCH --account=$NAME"), START)],
     "missing-file": [(HEAD, "cp $HOME/missing.py .\n" + START.replace("train.py", "missing.py")),
+                     (HEAD, START.replace("python", "uv run --directory=$COPY python").replace("train", "missing")),
+                     (HEAD, START.replace("srun", "srun --chdir=/project").replace("train.py", "missing.py")),
                      (HEAD, "cd $SCRATCH/run\n" + START.replace("train.py", "missing.py")),
                      (HEAD, "[ -d missing ] || python -m venv missing\nsource missing/bin/activate\n" + START),
                      (HEAD, START.replace("train.py", "-m package.missing")),

@@ -125,7 +125,7 @@ class Context:
         if starter is None or not starter.total or not path or launch.container or (
                 find_option(launch.program_options, starter.total) is not None):
             return launch
-        place = os.path.join(self.script.options.get("chdir", ""), launch.command.folder or "", path)
+        place = os.path.join(self.script.options.get("chdir", ""), launch.folder or "", path)
         numbers = dict(re.findall(r"^(num_\w+):\s*(\d+)\s*$", self.host.read(place) or "", re.MULTILINE))
         added = [Word([Part(f"--{name}={numbers[key]}")])
                  for name in (starter.total, starter.nodes) if (key := name.replace("-", "_")) in numbers
@@ -196,7 +196,7 @@ class Context:
 
     def read_training(self, launch: Launch) -> str:
         """Return the text of a training script, empty if it is not here."""
-        places = self.list_places(launch.command.folder, launch.script) if launch.script else []
+        places = self.list_places(launch.folder, launch.script) if launch.script else []
         return next(filter(None, map(self.host.read, places)), "")
 
     def may_use_several_gpus(self, launch: Launch) -> bool:

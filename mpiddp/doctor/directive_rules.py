@@ -158,7 +158,7 @@ def check_log_folder(context: Context) -> Iterator[Finding]:
     for step in context.steps:
         folder = os.path.dirname(step.options.get("output", "")) if step.launch.launcher else ""
         if folder and "output" in step.launch.options and not re.search(r"[%$]", folder) and not context.is_here(
-                step.launch.command.folder, folder):
+                step.launch.folder, folder):
             yield error(step.launch.line, f"no such folder: {folder}",
                         f"{step.launch.launcher} cannot write the output of the tasks", f"mkdir -p {folder}")
         logs = find_option(step.launch.program_options, "log-dir") or ""

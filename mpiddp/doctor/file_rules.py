@@ -39,7 +39,7 @@ def check_missing_file(context: Context) -> Iterator[Finding]:
             yield judge_absent(command.line, f"no such file: {path}", lack)
     for step in context.steps:
         launch = step.launch
-        folder, image, config = launch.command.folder, find_image(step), find_option(
+        folder, image, config = launch.folder, find_image(step), find_option(
             launch.program_options, "config-file")
         if image and not context.is_here(folder, image):
             yield judge_absent(launch.line, f"no such image: {image}", "the start fails")
@@ -54,7 +54,7 @@ def check_missing_file(context: Context) -> Iterator[Finding]:
 
 def check_script(context: Context, launch: Launch) -> Iterator[Finding]:
     """Look for the training script."""
-    folder, script = launch.command.folder, launch.script
+    folder, script = launch.folder, launch.script
     if not script or launch.container or find_option(launch.program_options, "no-python") is not None or (
             context.is_here(folder, script) or not launch.is_training):
         return
@@ -69,7 +69,7 @@ def check_script(context: Context, launch: Launch) -> Iterator[Finding]:
 
 def check_arguments(context: Context, launch: Launch) -> Iterator[Finding]:
     """Look for files among the training's arguments that are not here although their folders are."""
-    folder = launch.command.folder
+    folder = launch.folder
     if launch.container or (launch.script and not context.is_here(folder, launch.script)) or any(
             command.words[0] == "cd" for command in launch.texts):
         return
@@ -141,7 +141,7 @@ def check_work_folder(context: Context) -> Iterator[Finding]:
     script, form = context.script, context.script.form
     for step in context.steps[:1]:
         launch = step.launch
-        if form and form.starts_at_home and launch.command.folder == "" and launch.script and not (
+        if form and form.starts_at_home and launch.folder == "" and launch.script and not (
                 os.path.isabs(launch.script) or {"chdir", "wd"} & set(script.options)):
             yield error(launch.line, f"{launch.script} is looked for in the home folder",
                         f"{script.scheduler.name} starts a job there, not in the folder where it was submitted",

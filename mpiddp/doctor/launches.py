@@ -26,6 +26,7 @@ SHELL_SCRIPT = re.compile(r".*\.(sh|bash|slurm|sbatch)")
 PYTHON_TOOLS = ("venv", "pip", "virtualenv", "ensurepip", "compileall", "json.tool", "zipfile", "mpi4py")
 PYTHON_VALUES = ("-W", "-X", "--check-hash-based-pycs")
 REPEATED = ("setopt", "x", "mca", "genv", "env")  # options that may be given several times, each for something else
+FOLDER_OPTIONS = ("--directory", "--chdir", "--cwd", "--pwd", "--workdir", "-C")  # of wrappers such as uv and env
 MAX_FOLLOWED = 100  # shell scripts and texts that launches run
 
 
@@ -112,6 +113,13 @@ class Launch:
         """The program that starts a container around the training, empty for none."""
         own = next((name for name in ("container-image", "environment") if name in self.options), "")
         return next((name for word in self.wrapper_words if (name := os.path.basename(word)) in CONTAINERS), own)
+
+    @property
+    def folder(self) -> str | None:
+        """The folder in which the program runs, seen from that of the job; None if it is not known."""
+        is_moved = "chdir" in self.options or any(
+            word.partition("=")[0] in FOLDER_OPTIONS for word in self.wrapper_words)
+        return None if is_moved else self.command.folder
 
     @property
     def is_training(self) -> bool:
