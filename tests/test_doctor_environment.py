@@ -32,8 +32,8 @@ from mpiddp.doctor.environment import (
     judge_torch,
     load_library,
     nearest_folder,
+    parse_driver_version,
     parse_torch_version,
-    read_driver_version,
 )
 from mpiddp.doctor.findings import Finding, Severity
 from mpiddp.staging.manifest import Mount
@@ -101,7 +101,7 @@ def test_torchs_build_is_read_from_its_file(source: str, build: TorchBuild) -> N
     ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (root@x)", "580.65.06"),
     ("", "")])
 def test_the_drivers_version(text: str, version: str) -> None:
-    assert read_driver_version(text) == version
+    assert parse_driver_version(text) == version
 
 
 @pytest.mark.parametrize(("build", "gpus", "driver", "found"), [

@@ -105,7 +105,7 @@ def test_a_command_that_says_nothing_useful(
 @pytest.mark.mpi
 def test_programs_whose_words_are_not_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command(tmp_path, "srun", "printf 'MPI plugin types are\\n\\tpmix\\n\\tn\\344chster\\n' >&2", monkeypatch)
-    assert schedulers.list_interfaces(SRUN)[0] == "pmix"
+    assert schedulers.list_mpi_interfaces(SRUN)[0] == "pmix"
     command(tmp_path, "mpiexec", "printf 'Open MPI \\344\\n'", monkeypatch)
     assert "Open MPI" in read_launcher_version(str(tmp_path / "mpiexec"), str(tmp_path / "mpiexec"))
 

@@ -567,26 +567,28 @@ def test_a_signal_at_any_moment(quick: Mpi, tmp_path: Path, delay: float) -> Non
 
 INTERRUPTED = """\
 import signal, time
-times = []
-signal.signal(signal.SIGINT, lambda *_: times.append(time.monotonic()))
+count = 0
+def note(*_):
+    global count
+    count += 1
+    print("received", count, flush=True)
+signal.signal(signal.SIGINT, note)
 print("READY", flush=True)
-while len(times) < 3:
+while count < 3:
     time.sleep(0.01)
-assert min(times[1] - times[0], times[2] - times[1]) > 0.05, times
 """
 
 
 @pytest.mark.process
-def test_each_ctrl_c_in_a_row_is_forwarded(tmp_path: Path) -> None:
-    """One at a time, with a gap: the handler only notes it."""
+def test_each_ctrl_c_is_forwarded(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mpiddp.supervise", "--dir", str(tmp_path), sys.executable, "-c", INTERRUPTED]
     process = processes.start(command, {**os.environ}, ROOT, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "READY\n"
-        for _ in range(3):
+        for number in (1, 2, 3):
             process.send_signal(signal.SIGINT)
-            time.sleep(0.02)
+            assert process.stdout.readline() == f"received {number}\n"
         assert process.wait(DEADLINE_S) == 0
     finally:
         processes.end_tree(process.pid)

@@ -19,7 +19,7 @@ from mpiddp.supervise.__main__ import (
     parse_arguments,
 )
 from mpiddp.supervise.allocation import Allocation
-from mpiddp.supervise.command import Command, CommandError, find_launcher, make_command, parse_command
+from mpiddp.supervise.command import Command, CommandError, identify_launcher, make_command, parse_command
 from mpiddp.systems import schedulers
 from mpiddp.systems.launchers import HYDRA, LAUNCHERS, MPIRUN, NO_LAUNCHER, PALS, SRUN, JobStep, Launcher
 from mpiddp.systems.schedulers import FLUX, NO_SCHEDULER, SLURM, Scheduler
@@ -100,7 +100,7 @@ def test_a_launcher_around_the_supervisor_is_refused_once(mpi: Mpi, starts_anoth
     ("fluxion", "", "", NO_LAUNCHER),
 ])
 def test_whose_a_command_is(program: str, path: str, version: str, launcher: object) -> None:
-    assert find_launcher(program, path, version) is launcher
+    assert identify_launcher(program, path, version) is launcher
 
 
 @pytest.mark.parametrize(("words", "path", "started"), [

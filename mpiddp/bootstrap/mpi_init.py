@@ -67,7 +67,7 @@ def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentine
         if started_by is None or started_by.rank:
             raise
         # only now run a command, which takes time, on the rank that prints
-        check_compatibility(started_by, loaded, schedulers.list_interfaces(started_by.launcher))
+        check_compatibility(started_by, loaded, schedulers.list_mpi_interfaces(started_by.launcher))
     apply_site(config)
     check_shared_memory(loaded, describe_missing_shm(), runtime.hostname())
     sentinel.report_stage("MPI_Init")

@@ -129,7 +129,7 @@ def claim_folder(rendezvous: Rendezvous, place: RankPosition, wanted: str, run_i
     numbers = itertools.count(1)
 
     def choose(_: object) -> list[FolderClaim]:
-        restarts = schedulers.count_restarts(os.environ)
+        restarts = schedulers.count_requeues(os.environ)
         return [claim_free_folder(wanted, restarts, run_id, numbers)] * rendezvous.size
 
     while True:

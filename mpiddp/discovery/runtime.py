@@ -97,7 +97,7 @@ def find_step_daemon(pid: int) -> int:
 def count_restarts(environ: Mapping[str, str]) -> int:
     """Return how often the job was restarted: by `mpiddp.supervise`, or by the scheduler."""
     count = environ.get(RESTART_VARIABLE, "")
-    return int(count) if count.isdigit() else schedulers.count_restarts(environ)
+    return int(count) if count.isdigit() else schedulers.count_requeues(environ)
 
 
 def hostname() -> str:

@@ -134,7 +134,7 @@ def run_command(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subproce
         return None
 
 
-def count_restarts(environ: Mapping[str, str]) -> int:
+def count_requeues(environ: Mapping[str, str]) -> int:
     """Return how often the scheduler has restarted the job."""
     return max((read_count(row.restarts)(environ) for row in schedulers.SCHEDULERS if row.restarts), default=0)
 
@@ -171,8 +171,8 @@ def count_slurm_gpus_of_task(environ: Mapping[str, str]) -> int:
     return sum(int(number) if number.isdecimal() else 1 for number in numbers)
 
 
-def list_interfaces(launcher: Launcher) -> list[str]:
+def list_mpi_interfaces(launcher: Launcher) -> list[str]:
     """Return the interfaces to MPI that a launcher's command lists, none if it has no such command."""
-    done = run_command(*launcher.list_interfaces) if launcher.list_interfaces else None
+    done = run_command(*launcher.ask_interfaces) if launcher.ask_interfaces else None
     lines = (done.stdout + done.stderr).splitlines() if done is not None else []
     return [line.strip() for line in lines if line.startswith("\t")]

@@ -27,7 +27,7 @@ from ..discovery.gpus import DRIVER_FILE, list_openable_gpus
 from ..discovery.host import SHM_FOLDER, describe_missing_shm, read_shm_bytes
 from ..discovery.launchers import LaunchFacts
 from ..discovery.mpi import Library
-from ..discovery.schedulers import list_interfaces
+from ..discovery.schedulers import list_mpi_interfaces
 from ..discovery.site_profile import load_site
 from ..options.parser import terminal_width
 from ..options.site import find_option_problems
@@ -35,7 +35,7 @@ from ..planning.compatibility import check_compatibility, list_fitting_options
 from ..planning.problems import FEW_OPEN_FILES, SMALL_SHM_BYTES
 from ..planning.site import choose_settings, warn_different_variables
 from ..staging.manifest import Mount, mount_of, mounts
-from ..supervise.command import find_launcher
+from ..supervise.command import identify_launcher
 from ..systems import launchers
 from ..systems.launchers import Launcher
 from ..where.registry import registry_folder
@@ -132,7 +132,7 @@ def inspect_host(environ: Mapping[str, str]) -> list[Finding]:
     library = load_library()
     findings = [
         *(inspect_launchers(library, environ) if isinstance(library, Library) else [library]),
-        *judge_torch(build, gpus, read_driver_version(read_text(DRIVER_FILE))),
+        *judge_torch(build, gpus, parse_driver_version(read_text(DRIVER_FILE))),
         *judge_packages(read_requirements, read_installed_version),
         *judge_limits(read_limit(resource.RLIMIT_NOFILE), read_limit(resource.RLIMIT_STACK),
                       read_limit(resource.RLIMIT_CORE), find_nccl_version()),
@@ -171,18 +171,18 @@ def inspect_launchers(library: Library, environ: Mapping[str, str]) -> list[Find
     mpiexec = next((programs[row.words[0]] for row in launchers.LAUNCHERS
                     if row.is_mpiexec and row.words[0] in programs), "")
     lister = find_lister()
-    return judge_launchers(library, mpiexec, identify_launcher(mpiexec), [*programs],
-                           list_interfaces(lister) if lister.words[0] in programs else [])
+    return judge_launchers(library, mpiexec, identify_mpiexec(mpiexec), [*programs],
+                           list_mpi_interfaces(lister) if lister.words[0] in programs else [])
 
 
 def find_lister() -> Launcher:
     """Return the launcher that lists its interfaces to MPI."""
-    return next(row for row in launchers.LAUNCHERS if row.list_interfaces)
+    return next(row for row in launchers.LAUNCHERS if row.ask_interfaces)
 
 
-def identify_launcher(program: str) -> Launcher:
+def identify_mpiexec(program: str) -> Launcher:
     """Return the kind of an mpirun or mpiexec at a path."""
-    return find_launcher(program, os.path.realpath(program), read_output(program, "--version") if program else "")
+    return identify_launcher(program, os.path.realpath(program), read_output(program, "--version") if program else "")
 
 
 def read_output(*command: str) -> str:
@@ -262,7 +262,7 @@ def parse_torch_version(source: str) -> TorchBuild:
     return TorchBuild(*(values.get(name, "") for name in ("__version__", "cuda", "hip", "xpu")))
 
 
-def read_driver_version(text: str) -> str:
+def parse_driver_version(text: str) -> str:
     """Return the version of NVIDIA's driver from its file in /proc, empty for none."""
     match = re.search(r"Kernel Module .*?(\d+\.\d+(?:\.\d+)?)\s", f"{text}\n")
     return match[1] if match else ""

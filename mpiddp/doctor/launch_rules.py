@@ -150,7 +150,7 @@ def check_no_launcher(context: Context) -> Iterator[Finding]:
                        f"{find_start(context.script, per_node=0)} {launch.command.text}")
 
 
-def find_own_launcher(script: BatchScript) -> Launcher:
+def choose_launcher(script: BatchScript) -> Launcher:
     """Return the launcher of a job script's scheduler, or else an MPI's."""
     return next((row for row in launchers.LAUNCHERS if row.program and row.system is not None
                  and row.system == script.scheduler), launchers.MPIRUN)
@@ -158,7 +158,7 @@ def find_own_launcher(script: BatchScript) -> Launcher:
 
 def find_start(script: BatchScript, per_node: int = 1) -> str:
     """Return the command that starts ranks in a job, with an option for a number on each node if that is given."""
-    row = find_own_launcher(script)
+    row = choose_launcher(script)
     return f"{row.command} {row.ranks_per_node.format(per_node)}" if per_node else row.command
 
 

@@ -25,10 +25,10 @@ def read_signal(context: Context) -> tuple[bool, str, int] | None:
     match = re.fullmatch(r"(?:(R?B?R?):)?(?:SIG)?(\w+)(?:@([0-9]{1,7}))?", context.script.options.get("signal", ""))
     if match is None:
         return None
-    return "B" in (match[1] or ""), name_signal(match[2]), int(match[3] or DEFAULT_SIGNAL_S)
+    return "B" in (match[1] or ""), parse_signal_name(match[2]), int(match[3] or DEFAULT_SIGNAL_S)
 
 
-def name_signal(text: str) -> str:
+def parse_signal_name(text: str) -> str:
     """Return the name, without SIG, of a signal that is given by its name or number."""
     names = {str(signal.value): signal.name for signal in Signals}
     return names.get(text, text.upper()).removeprefix("SIG")
@@ -37,7 +37,7 @@ def name_signal(text: str) -> str:
 def find_trap(context: Context, signal: str) -> SimpleCommand | None:
     """Return the `trap` of the batch shell for a signal, None if there is none."""
     for command in context.script.commands:
-        signals = [*map(name_signal, command.words[2:])]
+        signals = [*map(parse_signal_name, command.words[2:])]
         if command.words[0] == "trap" and signal in signals and command.words[1] not in ("-", ""):
             return command
     return None

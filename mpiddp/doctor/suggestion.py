@@ -13,7 +13,7 @@ from ..systems.variables import SET_BY_HAND
 from .batch_script import BatchScript
 from .context import Context, Host, Step
 from .directives import read_number
-from .launch_rules import choose_interface, find_own_launcher, is_cray
+from .launch_rules import choose_interface, choose_launcher, is_cray
 from .launches import PYTHON, Launch, LauncherOption, Program, Reader, find_launchers, find_option, list_options
 from .resource_rules import lacks_cores
 from .shell import Part, Shell, Word
@@ -93,7 +93,7 @@ def make_suggestion(context: Context, step: Step) -> Suggestion:
         names = (starter.per_node, starter.total, starter.nodes) if starter is not None else ()
         values = (f"--{name} {value}" for name in names if name and (value := find_option(options, name)))
         raise NotUnderstoodError(next(values, launch.name))
-    row = launch.row if launch.launcher else find_own_launcher(script)
+    row = launch.row if launch.launcher else choose_launcher(script)
     directives, notes = write_directives(context, step, row, processes)
     start = write_launcher(context, step, row, processes)
     ours, note = pass_local_rank(context, launch)

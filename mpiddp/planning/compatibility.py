@@ -163,10 +163,10 @@ def describe_needed_interface(started_by: LaunchFacts, library: Library, mpi_typ
     hint = (f", with {launcher.pmi_library} set to {SLURM.name}'s libpmi2.so"
             if is_pmi_library_missing(started_by, library) else "")
     use = f"use {launcher.command} {' or '.join(options)}{hint}"
-    if not launcher.list_interfaces:
+    if not launcher.ask_interfaces:
         return needed, use
     has = (f"this {SLURM.name} has {launcher.interface.format(', '.join(mpi_types))}" if mpi_types else
-           f"`{' '.join(launcher.list_interfaces)}` shows what {SLURM.name} has")
+           f"`{' '.join(launcher.ask_interfaces)}` shows what {SLURM.name} has")
     return needed, f"{use}; {has}"
 
 
@@ -189,7 +189,7 @@ def warn_unlaunched(library: Library, scheduler: Scheduler | None, size: int) ->
     if scheduler is None or size < 2:
         return []
     start = library.row.launcher or library.row.start
-    if launcher := launchers.find_own_launcher(scheduler):
+    if launcher := launchers.find_scheduler_launcher(scheduler):
         start = f"{' '.join([launcher.command, *list_fitting_options(launcher, library)[:1]])}, or {start},"
     line = (f"no-launcher: the {scheduler.name} job has {size} {scheduler.unit}, but this process was started without "
             f"a launcher and trains alone; put {start} before python -m mpiddp")

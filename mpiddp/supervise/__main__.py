@@ -22,7 +22,7 @@ from ..options.table import read_default
 from ..systems.launchers import MPIRUN, NO_LAUNCHER, SRUN_PMIX, describe_steppers
 from ..systems.statuses import EXIT_REQUEUE, EXIT_USAGE, describe_statuses
 from .allocation import Allocation, exclude_nodes, find_allocation
-from .command import Command, CommandError, find_launcher, parse_command
+from .command import Command, CommandError, identify_launcher, parse_command
 from .supervisor import SupervisePlan, Supervisor
 
 VERSION_TIMEOUT_S = 10.0  # for a launcher's --version
@@ -193,7 +193,7 @@ def count_ranks_per_node(command: Command, nodes: int) -> int:
 
 def read_launcher_version(program: str, path: str) -> str:
     """Return the output of an mpiexec's --version, empty if it is not needed; raise CommandError if it hangs."""
-    launcher = find_launcher(program, path, "")
+    launcher = identify_launcher(program, path, "")
     if not launcher.is_mpiexec or launcher.path:
         return ""
     try:

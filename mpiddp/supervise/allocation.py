@@ -52,7 +52,7 @@ def find_allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
             counts = list(map(int, re.findall(r"(?:^|,)(\d+)", tasks)))
             nodes = expand_nodelists(environ.get(row.node_list, ""))
             return Allocation(nodes, min(counts, default=0), row, name_for_commands(environ, row))
-        if row.ask_nodes and row.is_instance(environ) and (nodes := expand_nodelists(read_command(*row.ask_nodes))):
+        if row.ask_nodes and row.is_instance(environ) and (nodes := expand_nodelists(ask_scheduler(*row.ask_nodes))):
             return Allocation(nodes, 0, row)
         if file := row.node_file(environ):
             return read_hostfile(file)
@@ -130,10 +130,10 @@ def probe_twice(nodes: Sequence[str], scheduler: Scheduler) -> list[str]:
 
 def find_daemons(nodes: Sequence[str], scheduler: Scheduler) -> dict[str, tuple[str, int]]:
     """Return the addresses of the nodes' daemons that the scheduler's controller knows."""
-    config = read_command(*scheduler.ask_config)
+    config = ask_scheduler(*scheduler.ask_config)
     port = (re.findall(scheduler.daemon_port_pattern, config, re.MULTILINE) or [scheduler.daemon_port])[0]
     addresses = {}
-    for line in read_command(*fill(scheduler.ask_daemons, nodes=",".join(nodes))).splitlines():
+    for line in ask_scheduler(*fill(scheduler.ask_daemons, nodes=",".join(nodes))).splitlines():
         facts = dict(word.split("=", 1) for word in line.split() if "=" in word)
         with contextlib.suppress(KeyError, ValueError):
             addresses[facts["NodeName"]] = (facts["NodeAddr"], int(facts.get("Port") or port))
@@ -143,7 +143,7 @@ def find_daemons(nodes: Sequence[str], scheduler: Scheduler) -> dict[str, tuple[
 def is_running(allocation: Allocation) -> bool:
     """Return whether the job still has its allocation: the scheduler may be ending or requeueing the job."""
     row = allocation.scheduler
-    state = read_command(*fill(row.ask_state, job=allocation.job)).split()
+    state = ask_scheduler(*fill(row.ask_state, job=allocation.job)).split()
     return not state or state[0] == row.running
 
 
@@ -156,10 +156,10 @@ def find_time_left_s() -> float:
 def kill_step(allocation: Allocation, name: str) -> None:
     """Ask the scheduler to kill a step by its name, without waiting: Slurm's scancel waits for a lost node."""
     row = allocation.scheduler
-    lines = read_command(*fill(row.ask_steps, job=allocation.job, step=name)).splitlines()
+    lines = ask_scheduler(*fill(row.ask_steps, job=allocation.job, step=name)).splitlines()
     for number, step in (line.split(maxsplit=1) for line in lines if " " in line):
         if step.strip() == name:
-            Thread(target=read_command, args=fill(row.cancel, step=number), daemon=True).start()
+            Thread(target=ask_scheduler, args=fill(row.cancel, step=number), daemon=True).start()
 
 
 def list_nodes_up(allocation: Allocation) -> tuple[str, ...]:
@@ -168,7 +168,7 @@ def list_nodes_up(allocation: Allocation) -> tuple[str, ...]:
     With `sbatch --no-kill`, Slurm takes a node from the job that becomes DOWN, also if its daemon answers. Flux lists
     neither lost nor drained ones.
     """
-    return expand_nodelists(read_command(*fill(allocation.scheduler.ask_nodes, job=allocation.job)))
+    return expand_nodelists(ask_scheduler(*fill(allocation.scheduler.ask_nodes, job=allocation.job)))
 
 
 def has_controller(allocation: Allocation) -> bool:
@@ -193,7 +193,7 @@ def expand_nodelists(text: str) -> tuple[str, ...]:
     return tuple(nodes)
 
 
-def read_command(*command: str) -> str:
+def ask_scheduler(*command: str) -> str:
     """Return the output of a scheduler's command, empty without one, or if it cannot be started or times out."""
     done = run_command(*command, timeout_s=BATCH_COMMAND_TIMEOUT_S) if command else None
     return done.stdout if done is not None else ""

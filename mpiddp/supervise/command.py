@@ -14,7 +14,7 @@ from ..systems import launchers
 from ..systems.launchers import NO_LAUNCHER, JobStep, Launcher
 
 
-def find_launcher(program: str, path: str, version: str) -> Launcher:
+def identify_launcher(program: str, path: str, version: str) -> Launcher:
     """Return the launcher of a program at `path` (links resolved) whose output for --version is `version`.
 
     A row with a path or a version counts before one without; NO_LAUNCHER if it starts no steps on chosen nodes.
@@ -52,7 +52,7 @@ def parse_command(command: Sequence[str], version: str, is_program: Callable[[st
 
     A launcher's options end at the first word that is a program. Raises CommandError.
     """
-    launcher = find_launcher(command[0], path, version)
+    launcher = identify_launcher(command[0], path, version)
     if launcher is NO_LAUNCHER:
         rest, error_file, abort_grace = take_our_options(command)
         return Command(launcher, (), (), rest, None, None, error_file, abort_grace)

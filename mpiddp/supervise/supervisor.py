@@ -22,7 +22,7 @@ from ..base.files import append_suspects, claim_free_folder, list_names, read_nu
 from ..base.stderr import write_line
 from ..base.text import fold_hosts, format_columns, format_duration, truncate_middle
 from ..discovery import runtime
-from ..discovery.schedulers import count_restarts
+from ..discovery.schedulers import count_requeues
 from ..failure.root_cause import ReportKind
 from ..systems.launchers import JobStep
 from ..systems.schedulers import NO_SCHEDULER
@@ -218,10 +218,10 @@ class AttemptCounter:
 
     def __init__(self, folder: str, environ: Mapping[str, str]) -> None:
         self._next, self._folder, self.fruitless = runtime.count_restarts(environ), "", 0
-        self.requeues = count_restarts(environ)
+        self.requeues = count_requeues(environ)
         if job := environ.get("SLURM_JOB_ID"):
             wanted = os.path.join(folder, f".mpiddp-attempts-{job}")
-            restarts, own = count_restarts(environ), secrets.token_hex(4)
+            restarts, own = count_requeues(environ), secrets.token_hex(4)
             self._folder = claim_free_folder(wanted, restarts, own, itertools.count(1)).folder
             if self._folder:
                 self.fruitless = max(0, read_number(os.path.join(self._folder, FRUITLESS_FILE)))

@@ -82,7 +82,7 @@ class Launcher(NamedTuple):
     it is never looked at). `terminal` is set if the first task alone has a terminal.
 
     Interfaces: `own` are those to MPI (mpi_libraries.py) that it offers, `options` the options by which a user asks for
-    them; `asked` holds the one that was asked for, as `interface` writes it, and `list_interfaces` is the command that
+    them; `asked` holds the one that was asked for, as `interface` writes it, and `ask_interfaces` is the command that
     lists them. If it belongs to a `library`, it starts only that. `hides` are the prefixes of its variables that the
     library of a single process must not see, `hides_always` those of others that no rank must see. Through the
     interfaces in `loses_status` MPI_Abort loses the job's exit status. `pmi_library` must name its PMI library to Intel
@@ -127,7 +127,7 @@ class Launcher(NamedTuple):
     options: Mapping[str, str] = {}
     asked: str = ""
     interface: str = ""
-    list_interfaces: tuple[str, ...] = ()
+    ask_interfaces: tuple[str, ...] = ()
     library: MpiLibrary | None = None
     hides: tuple[str, ...] = ()
     hides_always: tuple[str, ...] = ()
@@ -285,7 +285,7 @@ SRUN = Launcher(
     nodes=("SLURM_STEP_NUM_NODES",), fits=is_slurm_step_with_interface, alone=is_slurm_step,
     is_task=is_slurm_step, carries=True, terminal="SLURM_PTY_PORT",
     options={PMIX: "--mpi=pmix", PMI: "--mpi=pmi2", CRAY_PMI: "--mpi=cray_shasta"}, asked="SLURM_MPI_TYPE",
-    interface="--mpi={}", list_interfaces=("srun", "--mpi=list"),
+    interface="--mpi={}", ask_interfaces=("srun", "--mpi=list"),
     hides=("SLURM_", "PMI_", "PMIX_", "PALS_", "I_MPI_PMI_LIBRARY"), loses_status=frozenset({PMI}),
     pmi_library="I_MPI_PMI_LIBRARY", is_step=True,
     command="srun", program="srun", counts=("-n", "--ntasks"), per_node=("--ntasks-per-node",),
@@ -303,7 +303,7 @@ SRUN = Launcher(
     tested="Slurm 22.05 and 24.11; with cray_shasta, refusals and single tasks")
 PSSLURM = SRUN._replace(
     marks=(PARASTATION_VARIABLE,), fits=is_slurm_step, alone=never, is_task=None, terminal="",
-    options={PMIX: "PSSLURM_PMI_TYPE=pmix", PMI: "PSSLURM_PMI_TYPE=pspmi"}, asked="", list_interfaces=(),
+    options={PMIX: "PSSLURM_PMI_TYPE=pmix", PMI: "PSSLURM_PMI_TYPE=pspmi"}, asked="", ask_interfaces=(),
     loses_status=frozenset(), pmi_library="", program="", step_options=None, tested=Launcher("").tested)
 FLUX_RUN = Launcher(
     "flux run", ("FLUX_TASK_RANK",), ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",), fits=is_outside_slurm,
@@ -367,7 +367,7 @@ def is_command(program: str) -> bool:
     return bool(program) and any(row.command == program for row in LAUNCHERS)
 
 
-def find_own_launcher(scheduler: Scheduler) -> Launcher | None:
+def find_scheduler_launcher(scheduler: Scheduler) -> Launcher | None:
     """Return the launcher that a scheduler comes with, None if it leaves that to an MPI."""
     return next((row for row in LAUNCHERS if row.program and row.system == scheduler), None)
 
