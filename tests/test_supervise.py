@@ -584,12 +584,13 @@ def test_each_ctrl_c_is_forwarded(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mpiddp.supervise", "--dir", str(tmp_path), sys.executable, "-c", INTERRUPTED]
     process = processes.start(command, {**os.environ}, ROOT, stdout=subprocess.PIPE)
     try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "READY\n"
-        for number in (1, 2, 3):
-            process.send_signal(signal.SIGINT)
-            assert process.stdout.readline() == f"received {number}\n"
-        assert process.wait(DEADLINE_S) == 0
+        with processes.ended_after(DEADLINE_S, process.pid):
+            assert process.stdout is not None
+            assert process.stdout.readline() == "READY\n"
+            for number in (1, 2, 3):
+                process.send_signal(signal.SIGINT)
+                assert process.stdout.readline() == f"received {number}\n"
+            assert process.wait() == 0
     finally:
         processes.end_tree(process.pid)
 
