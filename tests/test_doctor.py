@@ -345,7 +345,7 @@ def test_a_row_is_enough_for_a_scheduler_and_a_launcher(monkeypatch: pytest.Monk
         "gridrun -n 8 python -m mpiddp train.py"]
     wrong = script("gridrun -n 8 python train.py --rank $GRIDRUN_RANK\n", "#!/bin/bash\n#GRID -m 2 --until=1:30\n")
     assert [(finding.rule, finding.write) for finding in check(wrong, AllHere())] == [
-        ("walltime", ("#GRID --walltime=2400ticks",)), ("early-variable", ())]
+        ("walltime", ("#GRID --until=2400ticks",)), ("early-variable", ())]
 
 
 @pytest.mark.process

@@ -14,7 +14,13 @@ from mpiddp.base.errors import LaunchError
 from mpiddp.discovery.launchers import is_first_on_node, read_launch_facts
 from mpiddp.discovery.mpi import Library
 from mpiddp.discovery.schedulers import find_end, find_intended_size, find_job, name_logs
-from mpiddp.planning.compatibility import check_compatibility, check_nested, check_world_size, warn_unlaunched
+from mpiddp.planning.compatibility import (
+    check_compatibility,
+    check_nested,
+    check_outer_tasks,
+    check_world_size,
+    warn_unlaunched,
+)
 from mpiddp.planning.environment import explain_env
 from mpiddp.supervise.__main__ import describe_surrounding_launcher, make_plan, parse_arguments
 from mpiddp.supervise.allocation import Allocation, find_allocation, find_silent_nodes, kill_step
@@ -39,10 +45,12 @@ GRID = Scheduler(
     "Gridlock", ("GRIDLOCK_JOB",), size=read_count("GRIDLOCK_TASKS"), unit="tasks",
     node_list="GRIDLOCK_LIST", ask_end=("gridtime", "{job}"), submit="gridsub", begin="gridsub",
     ask_nodes=("gridnodes", "{job}"), ask_state=("gridstate", "{job}"), running="ON",
-    ask_steps=("gridsteps", "{job}"), cancel=("gridkill", "{step}"), tasks_option="--tasks", cores="--cores")
+    ask_steps=("gridsteps", "{job}"), cancel=("gridkill", "{step}"), tasks_option="--tasks",
+    tasks_per_node=("GRIDLOCK_EACH",), cores="--cores")
 LAUNCH = Launcher(
     "gridrun", ("GRIDRUN_RANK",), ("GRIDRUN_SIZE",), ("GRIDRUN_LOCAL",), own=frozenset({PMIX}),
-    options={PMIX: "--wire=pmix"}, command="gridrun", program="gridrun", counts=("--count",), per_node=("--each",),
+    options={PMIX: "--wire=pmix"}, interface="--wire={}", is_task=launchers.always, command="gridrun",
+    program="gridrun", counts=("--count",), per_node=("--each",),
     chooses=("--on",), values={"--wire": 1, "--count": 1}, step_options=launch_options, system=GRID)
 JOB = {"GRIDLOCK_JOB": "77", "GRIDLOCK_TASKS": "4", "GRIDLOCK_NODES": "2", "GRIDLOCK_LIST": "g[1-2]"}
 RANK = {**JOB, "GRIDRUN_RANK": "2", "GRIDRUN_SIZE": "4", "GRIDRUN_LOCAL": "0"}
@@ -84,6 +92,10 @@ def test_a_row_is_enough_for_refusals() -> None:
                    start="gridrun --wire=pmix, or Open MPI's mpirun,")
     assert lines == [line]
     assert launchers.is_command("gridrun")
+    inside = {**RANK, "PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"}  # an mpiexec in each task
+    with pytest.raises(LaunchError, match="nested-launcher") as caught:
+        check_outer_tasks(read_launch_facts(inside))
+    assert "runs in each of 4 tasks of gridrun" in caught.value.actual
     assert check_nested(None, None) is None
 
 
@@ -118,6 +130,17 @@ def test_a_row_is_enough_for_the_supervisor(tmp_path: Path, monkeypatch: pytest.
     while not (killed.exists() and killed.read_text()) and time.monotonic() < deadline:  # a thread runs the command
         time.sleep(0.02)
     assert killed.read_text() == "77.3\n"
+
+
+def test_rows_are_complete() -> None:
+    for scheduler in schedulers.SCHEDULERS:
+        assert not scheduler.tasks_option or scheduler.tasks_per_node, scheduler.name  # or nobody reads the number
+        assert not scheduler.ask_steps or scheduler.cancel, scheduler.name
+    for row in launchers.LAUNCHERS:
+        assert not (row.asked or row.ask_interfaces) or row.interface, row.name
+        assert not row.interface or row is launchers.PSSLURM or set(row.options.values()) <= {
+            row.interface.format(option.partition("=")[2]) for option in row.options.values()}, row.name
+        assert not row.step_options or (row.counts and row.program), row.name
 
 
 def test_a_row_is_enough_for_the_documents_tables() -> None:

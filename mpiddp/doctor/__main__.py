@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from ..base.stderr import print_answer, write_line
 from ..base.version import __version__
 from ..options.parser import Parser, terminal_width
+from ..systems import schedulers
 from ..systems.statuses import EXIT_USAGE
 
-DESCRIPTION = """\
-Check a job script for Slurm, PBS, LSF or Flux without running or changing it,
+DESCRIPTION = f"""\
+Check a job script for {schedulers.describe_readable()} without running or changing it,
 and print what is wrong, why, and what to write instead. An error will fail, a
 warning is slow or risky, a note is harmless. Exit status: 0 nothing found, 1
 something found, even a note, 2 wrong usage. If torchrun or the like starts the

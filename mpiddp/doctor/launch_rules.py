@@ -13,7 +13,7 @@ from ..systems import launchers, starters
 from ..systems.launchers import Launcher
 from ..systems.mpi_libraries import CRAY_MPICH, INTEL_MPI, MPICH, OPEN_MPI
 from .batch_script import BatchScript
-from .context import BLANK_BEHIND, Context, count, error, is_alone, rule, warning
+from .context import BLANK_BEHIND, Context, Step, count, error, is_alone, rule, warning
 from .directives import parse_gpus, read_number
 from .findings import Finding
 from .launches import Launch, Program, find_launchers, find_option, is_our_option
@@ -47,10 +47,13 @@ def check_mpi_interface(context: Context) -> Iterator[Finding]:
     library, module = context.mpi
     for step in context.steps:
         launch, row = step.launch, step.launch.row
-        given, exported = launch.options.get("mpi"), {*context.script.exported, *launch.command.assignments}
-        if not row.asked or launch.program is not Program.MPIDDP or launch.has_unknown_options or (
-                launch.inner_launcher) or (given is None and row.asked in exported):
+        given = launch.options.get(row.interface_option)
+        exported = {*context.script.exported, *launch.command.assignments}
+        if not row.interface or launch.program is not Program.MPIDDP or launch.has_unknown_options or (
+                launch.inner_launcher) or (given is None and row.asked in exported) or (
+                not choose_interface(context, launch)):
             continue
+        option = row.interface.partition("{")[0].rstrip("= ")
         fitting, shown = choose_interface(context, launch), f"{launch.launcher} {row.interface.format(given)}"
         write = f"{launch.launcher} {fitting}"
         own = library.interface if library is not None else None
@@ -59,14 +62,14 @@ def check_mpi_interface(context: Context) -> Iterator[Finding]:
         if given is None:
             if not is_cray(context) and step.request.tasks != 1:
                 yield warning(
-                    launch.line, f"{launch.launcher} without --mpi",
+                    launch.line, f"{launch.launcher} without {option}",
                     f"{library.name if library else 'MPI'} then connects by the site's default, which is often none: "
                     "each process trains alone, or the start fails", write,
-                    advice="" if library else "Cray MPICH needs no --mpi")
+                    advice="" if library else f"Cray MPICH needs no {option}")
         elif library is CRAY_MPICH and own not in kinds and not launch.container:
             is_possible = MPICH.interface in kinds  # some Crays need it, such as for cray-mpich-abi
             text = f"{shown} with {library.name} (module {module})"
-            reason = "on a Cray, the default is right for Cray MPICH: leave --mpi out"
+            reason = f"on a Cray, the default is right for Cray MPICH: leave {option} out"
             yield warning(launch.line, text, f"{reason}, unless your site asks for it") if is_possible else error(
                 launch.line, text, reason)
         elif given == "none":
@@ -114,7 +117,14 @@ def check_nested_launcher(context: Context) -> Iterator[Finding]:
             make = warning if each and number * each <= (step.request.gpus_per_node or 0) else error  # a sweep
             yield make(launch.line, f"{number} times {launch.name}{' on each node' * bool(per_node)}{many}",
                        f"{launch.name} starts the processes of a node itself: start {launch.name} once per node",
-                       launch.row.ranks_per_node.format(1))
+                       write_once_per_node(step))
+
+
+def write_once_per_node(step: Step) -> str:
+    """Return the options of a launcher for one task on each node."""
+    row, nodes = step.launch.row, step.request.nodes
+    has_total = "ntasks" in step.launch.options and row.counts and nodes
+    return f"{row.counts[0]} {nodes} " * bool(has_total) + row.ranks_per_node.format(1)
 
 
 @rule("no-launcher")

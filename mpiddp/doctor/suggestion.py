@@ -236,7 +236,7 @@ def write_launcher(context: Context, step: Step, row: Launcher, processes: int) 
         is_moved = launch.starter is not None and (name in PLACES or "sets" in row.names.values())
         if is_moved or not is_known(row, rows, name, own[0]):
             raise NotUnderstoodError(own[0].spelling)
-        if name == "mpi" and option.value == "none":
+        if name == row.interface_option and option.value == "none":
             words.append(choose_interface(context, launch))
         elif launch.starter is None or name not in COUNTS or (name == "cpus-per-task" and "$" in own[-1].spelling):
             words += spell(own)
@@ -279,8 +279,9 @@ def is_known(row: Launcher, rows: Sequence[Launcher], name: str, word: str) -> b
 def add_options(context: Context, launch: Launch, row: Launcher) -> list[str]:
     """Return the options of a launcher for MPI's interface and for the job's number of cores."""
     form, added = context.script.form, []
-    if row.asked and "mpi" not in launch.options and not is_cray(context):
-        added.append(choose_interface(context, replace(launch, row=row)))
+    interface = choose_interface(context, replace(launch, row=row)) if row.interface else ""
+    if interface and row.interface_option not in launch.options and not is_cray(context):
+        added.append(interface)
     variable = next((name for name, option in form.variables.items() if option == "cpus-per-task"), "") if form else ""
     if row.cores_variable and variable and "cpus-per-task" in context.script.options and lacks_cores(
             context, replace(launch, row=row)):

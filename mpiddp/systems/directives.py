@@ -41,14 +41,15 @@ class Directives(NamedTuple):
     A line of options begins with one of `sentinels`. `names` are the options' names (above) by the names that the
     scheduler has for them, with one letter or more; `flags` are those that take no value, `options` all of them (empty:
     not known). `split` reads the words of a line if they are not options as GNU's getopt has them: it yields names and
-    values. `spellings` write an option whose name is not --NAME=VALUE. `ignores_late`: lines behind the first command
-    are not read. `needs_shell`: a script without #! in its first line is refused. `output_name` names an output file
-    after the job and its number; variables are not expanded there. `has_one_task`: without a number of tasks, a job has
-    one on each node, and without a number of nodes, one node. `one_core` says what a job gets without a number of
-    cores, empty if it may have more; `slots_are_cores`: its number of tasks is that of cores. `refuses_comments`: a
-    comment behind options is an error. `starts_at_home`: a job starts in the home folder. `variables` are those that
-    are set in a script, by the option that has the value. `folder` holds the folder of the submission, `array_numbers`
-    the number of a job in an array. `task_numbers` number the tasks and nodes: in the job script itself they are 0.
+    values. `spellings` write an option that is not --NAME=VALUE with its first long name in `names`. `ignores_late`:
+    lines behind the first command are not read. `needs_shell`: a script without #! in its first line is refused.
+    `output_name` names an output file after the job and its number; variables are not expanded there. `has_one_task`:
+    without a number of tasks, a job has one on each node, and without a number of nodes, one node. `one_core` says what
+    a job gets without a number of cores, empty if it may have more; `slots_are_cores`: its number of tasks is that of
+    cores. `refuses_comments`: a comment behind options is an error. `starts_at_home`: a job starts in the home folder.
+    `variables` are those that are set in a script, by the option that has the value. `folder` holds the folder of the
+    submission, `array_numbers` the number of a job in an array. `task_numbers` number the tasks and nodes: in the job
+    script itself they are 0.
     """
 
     sentinels: tuple[str, ...]
@@ -72,8 +73,10 @@ class Directives(NamedTuple):
     task_numbers: tuple[str, ...] = ()
 
     def spell(self, name: str, value: str = "") -> str:
-        """Return an option as it is written."""
-        return self.spellings.get(name, f"--{name}={{}}" if value else f"--{name}").format(value)
+        """Return an option as it is written: by the scheduler's own long name for it."""
+        own = [own for own, meant in self.names.items() if meant == name and len(own) > 1]
+        long_name = name if name in self.options or not own else own[0]
+        return self.spellings.get(name, f"--{long_name}={{}}" if value else f"--{long_name}").format(value)
 
 
 def parse_fields(text: str, units_s: Sequence[int]) -> int | None:
@@ -185,7 +188,7 @@ SLURM_OPTIONS = frozenset((
     "resv-ports", "segment", "signal", "sockets-per-node", "spread-segments", "stepmgr", "switches", "thread-spec",
     "threads-per-core", "time-min", "tmp", "tres-bind", "tres-per-job", "tres-per-task", "uid", "usage",
     "wait-all-nodes", "wckey", "wrap", "x11", "container-image", "container-mounts", "container-workdir",
-    "container-name", "container-env", "container-save"))
+    "container-name", "container-env", "container-save")) - {"walltime"}
 PBS_NAMES = {"N": "job-name", "A": "account", "q": "queue", "j": "join", "o": "output", "e": "error", "J": "array",
              "t": "array", "r": "rerunnable", "V": "export-all", "v": "export", "m": "mail", "M": "mail-user",
              "W": "attributes", "S": "shell", "k": "keep", "l": "resources", "d": "chdir", "w": "chdir",
@@ -206,7 +209,7 @@ SLURM = Directives(
         "minutes, minutes:seconds, hours:minutes:seconds, or days-hours[:minutes[:seconds]]", parse_slurm_time,
         "{}:00:00", "a number alone as minutes, and two numbers as minutes and seconds",
         r"(0?[1-9]|12|24|36|48|72|96):00|(12|24|36|48|72|96|168)"),
-    SLURM_NAMES, SLURM_FLAGS, SLURM_OPTIONS, spellings={"walltime": "--time={}"}, ignores_late=True,
+    SLURM_NAMES, SLURM_FLAGS, SLURM_OPTIONS, ignores_late=True,
     needs_shell=True, output_name="%x-%j", has_one_task=True,
     one_core="Slurm gives each task one core",
     variables={
@@ -235,7 +238,5 @@ FLUX = Directives(
     ("#flux:", "#FLUX:"), TimeForm(
         r"\d+(\.\d+)?(ms|[smhd])?|inf(inity)?", "minutes, or a number with s, m, h or d", parse_flux_time, "{}h",
         "a number alone as minutes", r"(12|24|36|48|72|96|168)"),
-    FLUX_NAMES, FLUX_FLAGS, spellings={
-        "walltime": "--time-limit={}", "cpus-per-task": "--cores-per-task={}",
-        "ntasks-per-node": "--tasks-per-node={}"},
+    FLUX_NAMES, FLUX_FLAGS,
     task_numbers=("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"))

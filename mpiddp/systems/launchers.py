@@ -77,23 +77,25 @@ class Launcher(NamedTuple):
     first that is set counts. `nodes` hold the number of its nodes. A launcher is recognised by a rank, all of `marks`,
     and if it `fits` the environment. If no launcher is recognised so, a rank is enough for one that fits `alone`.
 
-    Tasks: a launcher with `is_task` may start tasks that each run a launcher; it tells such a task. If it `carries`
-    other launchers' daemons, these are tasks, too, and `in_task` of the inner launcher tells the two cases apart (None:
-    it is never looked at). `terminal` is set if the first task alone has a terminal.
+    Tasks: `is_task` tells whether a process is in a task of this launcher; without it, a launcher that runs in each of
+    its tasks is not refused. If it `carries` other launchers' daemons, these are tasks, too, and `in_task` of the inner
+    launcher tells the two cases apart (None: it is never looked at). `terminal` is set if the first task alone has a
+    terminal.
 
     Interfaces: `own` are those to MPI (mpi_libraries.py) that it offers, `options` the options by which a user asks for
-    them; `asked` holds the one that was asked for, as `interface` writes it, and `ask_interfaces` is the command that
-    lists them. If it belongs to a `library`, it starts only that. `hides` are the prefixes of its variables that the
-    library of a single process must not see, `hides_always` those of others that no rank must see. Through the
-    interfaces in `loses_status` MPI_Abort loses the job's exit status. `pmi_library` must name its PMI library to Intel
-    MPI. `is_step`: its ranks are a step of the job. `binds_without_cgroup`: a rank may have fewer CPUs than its cgroup.
+    them; `interface` writes such an option with {} for its value, which the variable `asked` holds, and
+    `ask_interfaces` is the command that lists them. If it belongs to a `library`, it starts only that. `hides` are the
+    prefixes of its variables that the library of a single process must not see, `hides_always` those of others that no
+    rank must see. Through the interfaces in `loses_status` MPI_Abort loses the job's exit status. `pmi_library` must
+    name its PMI library to Intel MPI. `is_step`: its ranks are a step of the job. `binds_without_cgroup`: a rank may
+    have fewer CPUs than its cgroup.
 
     Command line: `command` starts ranks. `program` is a regular expression for the program's name, `path` for its path
     with links resolved, and `version` for the output of --version. `chooses` choose nodes, `counts` set the number of
     ranks, `per_node` the ranks of each node, and `values` has the number of words that follow an option. `step_options`
     yields the options that start a JobStep; without it `mpiddp.supervise` cannot choose nodes. `is_mpiexec`: ':'
-    separates programs, as in the MPI standard; other launchers' short options may be joined to their value. It needs
-    an allocation of `system`, or of none. `interrupts` is the number of SIGINTs that end a job. `ends_by_quit`: SIGQUIT
+    separates programs, as in the MPI standard; other launchers' short options may be joined to their value. It needs an
+    allocation of `system`, or of none. `interrupts` is the number of SIGINTs that end a job. `ends_by_quit`: SIGQUIT
     ends it; others forward SIGQUIT to the ranks. `hides_losses`: its status may be 0 after a loss.
 
     In job scripts: `names` are its options' names (directives.py) by those that it has for them, `flags` the options
@@ -165,6 +167,11 @@ class Launcher(NamedTuple):
     all_gpus: str = ""
     own_gpu: str = ""
     tested: str = "no: from its documents"
+
+    @property
+    def interface_option(self) -> str:
+        """The name of the option for the interface to MPI, without dashes; empty if it has none."""
+        return self.interface.lstrip("-").partition("=")[0].partition(" ")[0]
 
     @property
     def words(self) -> tuple[str, ...]:

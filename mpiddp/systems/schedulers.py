@@ -247,3 +247,9 @@ SCHEDULERS: tuple[Scheduler, ...] = (SLURM, FLUX, PBS, LSF, SGE, HTCONDOR, AWS_B
 def get_scheduler(name: str) -> Scheduler:
     """Return the scheduler with a name, NO_SCHEDULER if there is none."""
     return next((row for row in SCHEDULERS if row.name == name), NO_SCHEDULER)
+
+
+def describe_readable() -> str:
+    """Return in words the schedulers whose job scripts can be read."""
+    *first, last = (row.name for row in SCHEDULERS if row.directives)
+    return f"{', '.join(first)} or {last}"
