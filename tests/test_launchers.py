@@ -28,7 +28,7 @@ from mpiddp.planning.compatibility import (
 )
 from mpiddp.planning.gpus import GpuChoice
 from mpiddp.planning.problems import choose_advice
-from mpiddp.systems.launchers import LAUNCHERS, Launcher
+from mpiddp.systems.launchers import LAUNCHERS, TORCHRUN, Launcher
 from mpiddp.systems.mpi_libraries import ALL_INTERFACES
 from mpiddp.systems.schedulers import FLUX, LSF, PBS, SCHEDULERS, SLURM, Scheduler
 from mpiddp.where.client import UnansweredError, find_endpoint
@@ -101,6 +101,15 @@ def test_each_launcher_is_known_by_its_variables(kind: str) -> None:
     assert is_first_on_node(SET[kind])
     local = next((name for name in found.launcher.local_ranks if name in SET[kind]), None)
     assert local is None or not is_first_on_node({**SET[kind], local: "1"})
+
+
+def test_torchruns_variables_alone_are_no_launcher() -> None:
+    """A script, a container or a recipe may have set them."""
+    ranks = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+    assert read_launch_facts(ranks) is None
+    found = read_launch_facts({**ranks, "TORCHELASTIC_RUN_ID": "none"})
+    assert found is not None
+    assert (found.launcher, found.rank, found.size) == (TORCHRUN, 1, 4)
 
 
 @pytest.mark.parametrize("kind", SET)

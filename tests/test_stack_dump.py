@@ -212,8 +212,8 @@ def test_half_a_window_is_not_looked_through(
     """Its other end is on its way, and then both are used."""
     seen: list[InspectFds] = []
 
-    def look(loop: object, pid: int, inspect_fds: InspectFds, tell: object) -> object:
-        seen.append(inspect_fds)
+    def look(loop: object, pid: int, sight: InspectFds, store_port: int, tell: object) -> object:
+        seen.append(sight)
         return SimpleNamespace(sample=lambda *_: None)
 
     monkeypatch.setattr(sampler, "ProcessSampler", look)

@@ -22,7 +22,7 @@ MAX_LINKS = 40  # that the kernel follows in a path (man 7 path_resolution)
 FOLDER_MODE = 0o775  # of a folder that is made, less the umask: not everybody can write to it
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 FILE_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a folder"}
-NOBODY = 65534  # to whom a server that squashes root gives root's files (man 5 exports)
+NOBODY = 65534  # to whom a server may give root's files, or all (man 5 exports, root_squash and all_squash)
 
 
 class PathStep(NamedTuple):
@@ -36,9 +36,10 @@ class PathStep(NamedTuple):
     def is_foreign(self) -> bool:
         """Whether the entry belongs to another user than this one and root.
 
-        A server that squashes root gives root's files to nobody; a link of nobody's may be anybody's.
+        A server may give files to nobody, root's (man 5 exports, root_squash) or all; a link of nobody's may be
+        anybody's.
         """
-        is_squashed = self.entry.st_uid == NOBODY and os.geteuid() == 0 and not stat.S_ISLNK(self.entry.st_mode)
+        is_squashed = self.entry.st_uid == NOBODY and not stat.S_ISLNK(self.entry.st_mode)
         return self.entry.st_uid not in find_trusted_users() and not is_squashed
 
     @property
@@ -66,9 +67,10 @@ def open_for_writing(path: str, append: bool = False, keep: bool = False, job_fo
     - as os.open() does;
     - for anything but a regular file, a device such as /dev/null, and a standard stream: a FIFO may block for ever;
     - if other users can write to a folder, for an entry of theirs that is a link or a hard link, which may lead to a
-      file of ours; if everybody can write, for any file or folder of another user. The job's own folder, and what is
-      in it, must be this user's. Entries of root count as this user's, and so do files and folders of their folder's
-      owner: a file system may give all files to one user.
+      file of ours; if everybody can write, or in the job's own folder, for any file or folder of another user. Entries
+      of root count as this user's, and so do files and folders of their folder's owner, or of nobody: a file system
+      may give all files to one user;
+    - if a folder of the path was replaced while the file was opened.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else 0 if keep else os.O_TRUNC)
     return open_checked(path, flags, functools.partial(find_risk, job_folder=job_folder), FOLDER_MODE * job_folder)
@@ -108,8 +110,8 @@ def check_protected(path: str) -> None:
 def open_checked(path: str, flags: int, check: PathCheck, folder_mode: int = 0, mode: int = 0o666) -> int:
     """Return the descriptor of a file if every name in its path passes the check.
 
-    The file is checked again once it is open, before it is emptied: others may have replaced it. What is made gets its
-    mode less the umask; with a `folder_mode` of 0 no folder is made.
+    The file is checked again once it is open, before it is emptied: others may have replaced it, or a folder of its
+    path. What is made gets its mode less the umask; with a `folder_mode` of 0 no folder is made.
     """
     path = resolve_path(path, check, folder_mode)
     if (stream := parse_stream_path(path)) >= 0:
@@ -123,8 +125,9 @@ def open_checked(path: str, flags: int, check: PathCheck, folder_mode: int = 0, 
             if not flags & os.O_CREAT:
                 raise
             with contextlib.suppress(FileExistsError):  # somebody has just made it
-                return os.open(path, flags | os.O_EXCL | safe, mode)
+                return check_place(os.open(path, flags | os.O_EXCL | safe, mode), path)
             continue
+        check_place(file, path)
         try:
             check_kind(state := os.fstat(file))
             if why := check(PathStep(os.stat(os.path.dirname(path)), state, 0)):
@@ -135,6 +138,14 @@ def open_checked(path: str, flags: int, check: PathCheck, folder_mode: int = 0, 
             os.close(file)
             raise
         return file
+
+
+def check_place(file: int, path: str) -> int:
+    """Return a descriptor if its file is where a path without links leads; else close it, and raise PermissionError."""
+    if os.readlink(f"/proc/self/fd/{file}") != path:
+        os.close(file)
+        raise PermissionError(errno.EPERM, "a folder of its path was replaced while it was opened", path)
+    return file
 
 
 def check_kind(state: os.stat_result) -> None:

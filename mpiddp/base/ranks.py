@@ -59,8 +59,8 @@ class RankIdentity(NamedTuple):
     The root cause is written to `error_file` as JSON, unless that is empty. The ranks of a failed job have `grace_s`
     to end by themselves. If `exits`, each rank exits by itself with the job's status, because the launcher would lose
     the status of MPI_Abort. `namespace` names the node and the process namespace of `pid`: nodes may have one name, and
-    a node's ranks may be in containers of their own. `memory_advice` is for a lack of memory, with the scheduler's
-    options if it is known.
+    a node's ranks may be in containers of their own. The job's store listens on `store_port`. `memory_advice` is for a
+    lack of memory, with the scheduler's options if it is known.
     """
 
     rank: int
@@ -75,4 +75,5 @@ class RankIdentity(NamedTuple):
     log: LogPlan = LogPlan()
     error_file: str = ""
     namespace: str = ""
+    store_port: int = 0
     memory_advice: str = ""

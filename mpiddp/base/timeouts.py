@@ -36,6 +36,9 @@ def run_with_timeout(limit_s: float, work: Callable[[], Result]) -> Result:
 
 
 def run_briefly(action: Callable[[], object], limit_s: float) -> None:
-    """Call `action` in another thread, and wait for it no longer than `limit_s`; do nothing if there is no thread."""
-    with contextlib.suppress(RuntimeError, TimeoutError):  # no thread can be started, or it takes longer
+    """Call `action` in another thread, and wait for it no longer than `limit_s`; raise nothing.
+
+    The caller ends the job afterwards, also if no thread can be started, it takes longer, or a script's file raises.
+    """
+    with contextlib.suppress(BaseException):
         run_with_timeout(limit_s, action)

@@ -96,7 +96,7 @@ class Membership:
         scheduler = schedulers.find_scheduler(os.environ)
         return RankIdentity(env.rank, env.world_size, env.local_rank, runtime.hostname(), str(env.device), os.getpid(),
                             self.endpoint.run_id, config.abort_grace_s, exits, self.log, config.error_file,
-                            f"{env.node_rank} {runtime.read_pid_namespace()}",
+                            f"{env.node_rank} {runtime.read_pid_namespace()}", self.endpoint.port,
                             memory_advice(scheduler.memory_use, scheduler.memory) if scheduler else "")
 
     def use_device(self) -> None:

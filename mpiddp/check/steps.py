@@ -85,7 +85,8 @@ class Ranks:
         reply = self._work(work, arguments.get(self.rank), deadline, doing)
         if self.rank:
             return self._report(reply, arguments.keys())
-        replies = {0: reply} | self._collect(deadline + REPLY_GRACE_S)
+        # Rank 0's own part may have taken longer: the others' replies may lie there
+        replies = {0: reply} | self._collect(max(deadline, time.monotonic()) + REPLY_GRACE_S)
         for rank in range(self.size):
             if rank not in replies and rank not in self.lost:
                 self.lost[rank] = f"did not reply within {limit_s + REPLY_GRACE_S:.0f} s ({doing})"

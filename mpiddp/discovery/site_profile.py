@@ -182,7 +182,8 @@ def find_obstacle(name: str) -> str:
     """Return why a profile cannot set a variable, empty if it can."""
     from ..systems.variables import VARIABLES
 
-    if any(row.name == name and row.for_each_rank for row in VARIABLES):
+    own = ("TORCHELASTIC_", "GROUP_", "ROLE_", "MASTER_")  # torch reads more of them
+    if name.startswith(own) or any(row.name == name and row.for_each_rank for row in VARIABLES):
         return "mpiddp sets it for each rank"
     if not re.fullmatch(VARIABLE_NAME, name):
         return "a variable's name has letters, digits and _"

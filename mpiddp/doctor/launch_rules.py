@@ -78,10 +78,10 @@ def check_mpi_interface(context: Context) -> Iterator[Finding]:
         elif library is None or (library is INTEL_MPI and "I_MPI_PMI" in exported):
             continue
         elif own not in kinds and (kinds or given in ("pmi", "pmi1", "openmpi")):
-            is_sure = library is INTEL_MPI or (re.search(r"/[5-9]\.", module) is not None and library is OPEN_MPI)
+            is_sure = re.search(r"/[5-9]\.", module) is not None and library is OPEN_MPI
             text, reason = f"{shown} with {library.name} (module {module})", f"{library.name} connects by {fitting}"
             yield error(launch.line, text, reason, write) if is_sure else warning(
-                launch.line, text, f"{reason}, unless it was built otherwise", write)
+                launch.line, text, f"{reason}, unless it was built or set up otherwise", write)
         elif library is INTEL_MPI and row.pmi_library not in {*exported, *context.host.environ}:
             yield warning(launch.line, f"{library.name} under {launch.launcher} without {row.pmi_library}",
                           f"{library.name} finds the launcher's interface only by this variable, unless the module "

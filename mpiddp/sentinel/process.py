@@ -254,8 +254,9 @@ class Sentinel:
 
                     # The second descriptor may be on its way.
                     inspect_fds = self._inspect_fds if self._inspect_fds.socket >= 0 else InspectFds()
-                    self._sampler = ProcessSampler(self.loop, self._process.pid, inspect_fds,
-                                                   lambda sample: self.post(events.Observed(sample)))
+                    port = self._watcher.member.store_port if self._watcher.member else 0
+                    self._sampler = ProcessSampler(self.loop, self._process.pid, inspect_fds, port,
+                                            lambda sample: self.post(events.Observed(sample)))
                 self._sampler.sample(request, ended)
             case ThreadsRequest():
                 from ..where.sampler import inspect_threads

@@ -23,6 +23,7 @@ from .decision import make_node_lookup
 PROBE_INTERVAL_S = 1.0
 PROBE_TIMEOUT_S = 1.0  # for a node to accept a connection
 BATCH_COMMAND_TIMEOUT_S = 5.0  # for a batch system's command
+CANCEL_TIMEOUT_S = 1.0  # for a command that cancels a step; it goes on in a thread
 SSH_PORT = 22
 
 
@@ -154,12 +155,14 @@ def find_time_left_s() -> float:
 
 
 def kill_step(allocation: Allocation, name: str) -> None:
-    """Ask the scheduler to kill a step by its name, without waiting: Slurm's scancel waits for a lost node."""
+    """Ask the scheduler to kill a step by its name, without waiting long: Slurm's scancel waits for a lost node."""
     row = allocation.scheduler
     lines = ask_scheduler(*fill(row.ask_steps, job=allocation.job, step=name)).splitlines()
     for number, step in (line.split(maxsplit=1) for line in lines if " " in line):
         if step.strip() == name:
-            Thread(target=ask_scheduler, args=fill(row.cancel, step=number), daemon=True).start()
+            thread = Thread(target=ask_scheduler, args=fill(row.cancel, step=number), daemon=True)
+            thread.start()
+            thread.join(CANCEL_TIMEOUT_S)
 
 
 def list_nodes_up(allocation: Allocation) -> tuple[str, ...]:

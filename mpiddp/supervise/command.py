@@ -17,12 +17,13 @@ from ..systems.launchers import NO_LAUNCHER, JobStep, Launcher
 def identify_launcher(program: str, path: str, version: str) -> Launcher:
     """Return the launcher of a program at `path` (links resolved) whose output for --version is `version`.
 
-    A row with a path or a version counts before one without; NO_LAUNCHER if it starts no steps on chosen nodes.
+    A row with a path counts before one with a version, and that before one with neither. It is NO_LAUNCHER if none
+    starts steps on chosen nodes.
     """
     name = program.rpartition("/")[2]
     rows = [row for row in launchers.LAUNCHERS if row.step_options and re.fullmatch(row.program, name)
             and re.search(row.path, path) and re.search(row.version, version)]
-    return max(rows, key=lambda row: bool(row.path or row.version), default=NO_LAUNCHER)
+    return max(rows, key=lambda row: (bool(row.path), bool(row.version)), default=NO_LAUNCHER)
 
 
 class Command(NamedTuple):

@@ -125,8 +125,8 @@ class Supervisor:
         before = read_checkpoint_state(plan.progress_file)
         self._signals.clear()  # those between two attempts
         process = AttemptProcess(words, {**os.environ, **variables}, report, plan.command.launcher, plan.abort_grace_s)
-        if self._signal and not self._signals:  # received since the decision to start
-            self._signals.append(self._signal)
+        if self._signal and self._signal not in self._signals:  # received since the decision to start
+            self._signals.extendleft(self._repeat(self._signal))
         attempt = process.wait(
             nodes, self._signals, lambda: self._find_silent(nodes), lambda: kill_step(plan.allocation, step))
         may_start_again = attempt.status and not (attempt.has_stopped or attempt.is_explained)
@@ -201,10 +201,13 @@ class Supervisor:
 
     def _receive(self, number: int, _: object) -> None:
         """Note a signal for the job; no attempt is started after one of ENDING_SIGNALS."""
-        launcher = self._plan.command.launcher
-        if number in ENDING_SIGNALS or (number == signal.SIGQUIT and launcher.ends_by_quit):
+        if number in ENDING_SIGNALS or (number == signal.SIGQUIT and self._plan.command.launcher.ends_by_quit):
             self._signal = self._signal or number
-        self._signals.extend([number] * (launcher.interrupts if number == signal.SIGINT else 1))
+        self._signals.extend(self._repeat(number))
+
+    def _repeat(self, number: int) -> list[int]:
+        """Return a signal as often as the launcher needs it."""
+        return [number] * (self._plan.command.launcher.interrupts if number == signal.SIGINT else 1)
 
 
 class AttemptCounter:

@@ -18,7 +18,7 @@ Environ = Mapping[str, str]
 HYDRA_VARIABLE = "MPI_LOCALRANKID"
 PARASTATION_VARIABLE = "PS_JOB_SIZE"  # set by ParaStation's mpiexec and by srun where psslurm takes slurmd's place
 PALS_VARIABLE = "PALS_APINFO"
-MPI_PROGRAM = r"(mpirun|mpiexec|orterun|prterun)([.-].*)?"
+MPI_PROGRAM = r"(?!mpirun_rsh$)(mpirun|mpiexec|orterun|prterun).*"
 MPI_COUNTS = ("-n", "-np", "--n", "--np", "-c")
 MPI_NODES = ("-H", "-host", "--host", "-hosts", "--hosts", "-machinefile", "--machinefile", "-hostfile",
              "--hostfile", "-f", "-grr", "-rr")
@@ -351,8 +351,8 @@ APRUN = Launcher("aprun", ("ALPS_APP_PE",), command="aprun", program="aprun", na
 IBRUN = Launcher("ibrun", command="ibrun", program="ibrun", names={"n": "ntasks"})
 PMIX_LAUNCHER = Launcher("a PMIx launcher", ("PMIX_RANK",), ("PMIX_JOB_SIZE",), fits=never, alone=always,
                          own=frozenset({PMIX}))
-TORCHRUN = Launcher("torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), marks=("TORCHELASTIC_RUN_ID",),
-                    fits=never, alone=always)
+TORCHRUN = Launcher("torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), fits=never,
+                    alone=lambda environ: "TORCHELASTIC_RUN_ID" in environ)
 SRUN_PMIX = f"{SRUN.command} {SRUN.options[PMIX]}"  # in examples
 # In the order in which they are looked for: a launcher inside a task of another one sets its variables beside those.
 LAUNCHERS: tuple[Launcher, ...] = (JSRUN, MPIRUN, PSSLURM, PARASTATION, MPIRUN_RSH, HYDRA, SRUN, FLUX_RUN, PALS,

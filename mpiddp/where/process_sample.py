@@ -1,11 +1,14 @@
-"""What the kernel shows of processes: state, resource usage, descendants, signals."""
+"""What the kernel shows of processes: state, resource usage, descendants, signals, TCP traffic."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import struct
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from ..base.files import read_stat
@@ -15,8 +18,7 @@ MAX_DESCENDANTS = 1000
 HANDLER_RUN_S = 0.1  # a main thread that has run for longer has called a pending signal handler
 IO_COUNTERS = ("rchar", "wchar", "read_bytes", "write_bytes")  # some file systems update the last two during a call
 READ_AHEAD = 128 * 1024  # default number of bytes read for a major page fault, and per wait within a read()
-# In wait functions of sockets (Unix, UDP, TCP twice), for whose bytes the kernel has no counter in /proc.
-SOCKET_WAITS = ("unix_stream_", "skb_wait_", "wait_woken", "sk_wait_data")
+RECEIVING = ("unix_stream_", "skb_wait_")  # in wait functions of Unix and UDP sockets; the kernel counts no bytes there
 PACKET = 1000  # least bytes assumed for each wake-up of a process that waits for such a socket
 SIGNAL_TURNS = 4  # of a main thread between two samples, spent on ASK_SIGNAL
 
@@ -60,7 +62,7 @@ class ProcSample(NamedTuple):
         turns = self.turns - before.turns
         if self.state == before.state == "D":
             return turns * READ_AHEAD
-        is_receiving = all(any(part in sample.wchan for part in SOCKET_WAITS) for sample in (self, before))
+        is_receiving = all(any(part in sample.wchan for part in RECEIVING) for sample in (self, before))
         return max(0, turns - SIGNAL_TURNS) * PACKET if is_receiving else 0
 
 
@@ -147,3 +149,134 @@ def can_handle_signal(pid: int, number: int, descriptor: int, pipe: int, min_age
     is_old = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s > min_age_s
     return (has_pipe and is_old and fields[STATE] not in "TtDZX" and bool(masks[b"SigCgt"] & bit)
             and not (masks[b"SigPnd"] | masks[b"ShdPnd"] | masks[b"SigBlk"]) & bit)
+
+
+# The kernel counts the bytes of each TCP socket (man 7 sock_diag).
+SOCK_DIAG, SOCK_DIAG_BY_FAMILY, NLMSG_DONE, NLMSG_ERROR = 4, 20, 3, 2  # (linux/netlink.h, linux/sock_diag.h)
+REQUEST_DUMP = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
+WITH_INFO, INET_DIAG_INFO = 2, 2  # requested, and the attribute: struct tcp_info (linux/inet_diag.h)
+CONNECTED = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8  # states of TCP: ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT
+HEADER = struct.Struct("=IHHII")  # of a message: its length with this, and its type
+REQUEST = struct.Struct("=BBBxI48x")  # family, protocol, wanted attributes, states, any addresses
+PORTS = struct.Struct("=HH")  # in the network's order
+REPLY_BYTES, PORTS_OFFSET, INODE_OFFSET = 72, 4, 68  # of a socket, before its attributes
+ATTRIBUTE = struct.Struct("=HH")
+COUNTERS = struct.Struct("=QQ")  # tcpi_bytes_acked, tcpi_bytes_received
+COUNTERS_OFFSET = 120
+MAX_REPLY_BYTES = 2**16
+REPLY_TIMEOUT_S = 0.5
+
+
+class TcpSocket(NamedTuple):
+    """A connected TCP socket; `moved_bytes` are those received, or sent and acknowledged."""
+
+    port: int
+    peer_port: int
+    moved_bytes: int
+
+
+class TcpCounter:
+    """Counts the bytes that a rank and its descendants have received and sent by TCP since the first count.
+
+    Omits traffic of the job's store, on `store_port`: NCCL's threads poll it every second, even in ranks that wait.
+    Rank 0 serves it by read() and write(), which the kernel counts like those of files: this traffic is subtracted.
+    """
+
+    def __init__(self, store_port: int) -> None:
+        self._store_port = store_port
+        self._counts: dict[int, int] = {}  # by a socket's inode
+        self._total = 0
+
+    def count(self, pids: Collection[int]) -> tuple[int, str]:
+        """Return the bytes that these processes have moved, and why some sockets are not visible; empty if all are."""
+        inodes: set[int] = set()
+        try:
+            for pid in pids:
+                inodes |= list_socket_inodes(pid)
+            sockets = read_tcp_sockets() if inodes else {}
+        except OSError as error:
+            return self._total, f"its sockets are not visible ({error.strerror or error})"
+        own = {inode: sockets[inode] for inode in inodes & sockets.keys()}
+        for inode, connection in own.items():
+            more = max(0, connection.moved_bytes - self._counts.get(inode, 0))
+            if connection.port == self._store_port:
+                self._total -= more
+            elif connection.peer_port != self._store_port:
+                self._total += more
+        self._counts = {inode: connection.moved_bytes for inode, connection in own.items()}
+        return self._total, ""
+
+
+def list_socket_inodes(pid: int) -> set[int]:
+    """Return the inodes of a process's sockets; raise OSError if they are not visible."""
+    folder, inodes = f"/proc/{pid}/fd", set()
+    try:
+        for name in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError):
+                kind, _, inode = os.readlink(f"{folder}/{name}").partition(":")
+                if kind == "socket":
+                    inodes.add(int(inode[1:-1]))
+        if inodes and os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net"):
+            raise OSError(0, f"process {pid} is in another network namespace")
+    except (FileNotFoundError, ProcessLookupError):  # the process has ended
+        return set()
+    except PermissionError as error:
+        if is_zombie(pid):
+            return set()
+        raise OSError(error.errno, f"process {pid}: {error.strerror}") from error
+    return inodes
+
+
+def is_zombie(pid: int) -> bool:
+    """Return whether a process has ended, and so has closed its sockets."""
+    with contextlib.suppress(OSError):
+        return read_stat(pid)[1][STATE] in "ZX"
+    return True
+
+
+def read_tcp_sockets() -> dict[int, TcpSocket]:
+    """Return the connected TCP sockets of this network namespace, by inode.
+
+    Raises OSError if the kernel does not show them: before Linux 4.1, without the module tcp_diag, or in a container
+    without permission.
+    """
+    sockets: dict[int, TcpSocket] = {}
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, SOCK_DIAG) as netlink:
+        netlink.settimeout(REPLY_TIMEOUT_S)
+        for family in (socket.AF_INET, socket.AF_INET6):
+            request = REQUEST.pack(family, socket.IPPROTO_TCP, WITH_INFO, CONNECTED)
+            netlink.send(HEADER.pack(HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 0, 0) + request)
+            for reply in receive_replies(netlink):
+                port, peer_port = map(socket.ntohs, PORTS.unpack_from(reply, PORTS_OFFSET))
+                inode = int.from_bytes(reply[INODE_OFFSET:INODE_OFFSET + 4], sys.byteorder)
+                if inode:  # else the socket is closed and waits for its peer
+                    counters = COUNTERS.unpack_from(find_attribute(reply, INET_DIAG_INFO), COUNTERS_OFFSET)
+                    sockets[inode] = TcpSocket(port, peer_port, sum(counters))
+    return sockets
+
+
+def receive_replies(netlink: socket.socket) -> Iterator[bytes]:
+    """Yield the kernel's reply about each socket."""
+    while True:
+        data, start = netlink.recv(MAX_REPLY_BYTES), 0
+        while start < len(data):
+            size, kind, *_ = HEADER.unpack_from(data, start)
+            reply = data[start + HEADER.size:start + size]
+            if kind == NLMSG_DONE:
+                return
+            if kind == NLMSG_ERROR:
+                number = -int.from_bytes(reply[:4], sys.byteorder, signed=True)
+                raise OSError(number, os.strerror(number))
+            yield reply
+            start += size + 3 & ~3
+
+
+def find_attribute(reply: bytes, wanted: int) -> bytes:
+    """Return an attribute of a reply; raise OSError if it is missing, or lacks the counters."""
+    start = REPLY_BYTES
+    while start + ATTRIBUTE.size <= len(reply):
+        size, kind = ATTRIBUTE.unpack_from(reply, start)
+        if kind == wanted and size - ATTRIBUTE.size >= COUNTERS_OFFSET + COUNTERS.size:
+            return reply[start + ATTRIBUTE.size:start + size]
+        start += max(size, ATTRIBUTE.size) + 3 & ~3
+    raise OSError(0, "the kernel does not count the bytes of sockets")

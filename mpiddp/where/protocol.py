@@ -127,6 +127,6 @@ class Sample(NamedTuple):
     native: str = ""
 
 
-RankReply = StackSample | Progress
+RankSample = StackSample | Progress
 AskerToCoordinator = SnapshotRequest | ThreadsRequest
 CoordinatorToAsker = SnapshotReply | ThreadsReply

@@ -20,6 +20,7 @@ from ..ipc.event_loop import EventLoop
 from ..ipc.helper_process import close_other_descriptors, redirect_to_devnull
 from .process_sample import (
     ProcSample,
+    TcpCounter,
     can_handle_signal,
     explain_unseen,
     list_descendants,
@@ -31,7 +32,7 @@ from .protocol import (
     WHERE,
     InspectFds,
     Progress,
-    RankReply,
+    RankSample,
     Sample,
     SampleRequest,
     StackSample,
@@ -54,7 +55,7 @@ THREADS_TIMEOUT_S = 15.0  # for py-spy, which may have to read the symbols of la
 INSTALL_HINT = "py-spy is not installed in the job's environment (pip install py-spy)"
 REAP_DELAY_S = 0.1  # of py-spy, after SIGKILL
 
-CODEC: Codec[RankReply] = Codec(RankReply)
+CODEC: Codec[RankSample] = Codec(RankSample)
 
 
 class StackCollector:
@@ -66,8 +67,8 @@ class StackCollector:
     None of this can kill a process.
     """
 
-    def __init__(self, loop: EventLoop, pid: int, inspect_fds: InspectFds) -> None:
-        self._loop, self._pid, self._inspect_fds = loop, pid, inspect_fds
+    def __init__(self, loop: EventLoop, pid: int, sight: InspectFds) -> None:
+        self._loop, self._pid, self._sight = loop, pid, sight
         self.stacks: dict[int, list[stack.Frame]] = {}
         self.native: dict[int, str] = {}  # the processes in native code, and why py-spy shows no stack of them
         self.progress: Progress | None = None
@@ -78,10 +79,10 @@ class StackCollector:
         self._dumped: set[int] = set()  # those of them that py-spy reads
         self._signalled: dict[int, ProcSample] = {}  # the signalled processes, sampled before the signal
         self._last: dict[int, ProcSample] = {}  # their last samples
-        self._buffers = dict.fromkeys((inspect_fds.pipe, inspect_fds.socket), b"")  # incomplete lines
+        self._buffers = dict.fromkeys((sight.pipe, sight.socket), b"")  # incomplete lines
         self._began_s = 0.0
         self._on_change: Callable[[], object] = lambda: None
-        for end, read in ((inspect_fds.pipe, self._read_pipe), (inspect_fds.socket, self._read_socket)):
+        for end, read in ((sight.pipe, self._read_pipe), (sight.socket, self._read_socket)):
             if end >= 0:
                 os.set_blocking(end, False)
                 loop.watch(end, read)
@@ -92,19 +93,19 @@ class StackCollector:
         self._began_s = time.monotonic()
         self._pending, self._dumped, self._signalled, self._last = set(), set(), {}, {}
         rank = sample_process(self._pid)
-        if rank is not None and not rank.is_stopped and self._inspect_fds.pipe >= 0:
+        if rank is not None and not rank.is_stopped and self._sight.pipe >= 0:
             self._pending.add(self._pid)
             self._last[self._pid] = rank
-            if self._inspect_fds.socket >= 0 and not self._awaits_progress:
+            if self._sight.socket >= 0 and not self._awaits_progress:
                 with contextlib.suppress(OSError):
-                    self._awaits_progress = bool(os.write(self._inspect_fds.socket, WHERE))
+                    self._awaits_progress = bool(os.write(self._sight.socket, WHERE))
         self._pending.update(filter(self._signal, children))
         self._loop.set_timer("stack", FIRST_CHECK_S if self._pending else 0.0, self._check)
 
     def _signal(self, pid: int) -> bool:
         """Send ASK_SIGNAL if the process handles it, and return whether it was sent."""
         sample = sample_process(pid)
-        pipe, descriptor, _ = self._inspect_fds
+        pipe, descriptor, _ = self._sight
         min_age_s = MIN_AGE_S if pid != self._pid else 0.0
         if (sample is None or sample.is_held or pipe < 0
                 or not can_handle_signal(pid, ASK_SIGNAL, descriptor, pipe, min_age_s)):
@@ -120,7 +121,7 @@ class StackCollector:
     @property
     def socket(self) -> int:
         """The socket for requests to the rank, -1 if it is closed."""
-        return self._inspect_fds.socket
+        return self._sight.socket
 
     @property
     def timeout_s(self) -> float:
@@ -201,8 +202,8 @@ class StackCollector:
         if not data:
             self._loop.unwatch(end)
             os.close(end)
-            pipe, descriptor, socket = (-1 if value == end else value for value in self._inspect_fds)
-            self._inspect_fds = InspectFds(pipe, descriptor, socket)
+            pipe, descriptor, socket = (-1 if value == end else value for value in self._sight)
+            self._sight = InspectFds(pipe, descriptor, socket)
         return data
 
     def _read_lines(self, end: int) -> list[bytes]:
@@ -211,18 +212,18 @@ class StackCollector:
 
     def _read_pipe(self) -> None:
         """Take the messages of signal handlers."""
-        if self._inspect_fds.pipe >= 0:
-            for line in self._read_lines(self._inspect_fds.pipe):
+        if self._sight.pipe >= 0:
+            for line in self._read_lines(self._sight.pipe):
                 self._take_stack(CODEC.decode(line))
 
-    def _take_stack(self, message: RankReply | Text | Unreadable) -> None:
+    def _take_stack(self, message: RankSample | Text | Unreadable) -> None:
         if isinstance(message, StackSample) and message.pid in self._pending:
             self._store(message.pid, stack.parse_dump(message.text))
             self._finish(message.pid)
 
     def _read_socket(self) -> None:
         """Take the messages of the rank's thread."""
-        for line in self._read_lines(self._inspect_fds.socket):
+        for line in self._read_lines(self._sight.socket):
             self._take_stack(message := CODEC.decode(line))
             if isinstance(message, Progress):
                 self._awaits_progress = False
@@ -240,10 +241,10 @@ class ProcessSampler:
     """Samples a rank and its children, without blocking."""
 
     def __init__(
-        self, loop: EventLoop, pid: int, inspect_fds: InspectFds, reply: Callable[[Sample], None]
+        self, loop: EventLoop, pid: int, sight: InspectFds, store_port: int, reply: Callable[[Sample], None]
     ) -> None:
         self._loop, self._pid, self._reply = loop, pid, reply
-        self._collector = StackCollector(loop, pid, inspect_fds)
+        self._collector, self._tcp = StackCollector(loop, pid, sight), TcpCounter(store_port)
         self._last: dict[int, ProcSample] = {}
         self._fed_bytes = 0  # sum of ProcSample.fed_bytes()
         self._request: SampleRequest | None = None
@@ -285,15 +286,16 @@ class ProcessSampler:
         samples = list(by_pid.values())
         self._fed_bytes += sum(sample.fed_bytes(self._last.get(pid, sample)) for pid, sample in by_pid.items())
         self._last = by_pid
+        tcp_bytes, unseen_sockets = self._tcp.count(by_pid)
         frames = collector.stacks.get(self._pid, [])
         is_spinning = collector.spins and stack.is_in_torch(frames)
         children = [self._describe_child(pid, sample) for pid, sample in descendants.items()
                     if self._is_shown(pid, sample)]
-        unseen = (explain_unseen(self._descendants), *(sample.unseen for sample in samples))
+        unseen = (explain_unseen(self._descendants), unseen_sockets, *(sample.unseen for sample in samples))
         self._reply(Sample(
             request.number, stack.frames_to_json(frames), rank.state if rank else "", rank.wchan if rank else "",
             round(cores, 2), sum(sample.busy_s for sample in (descendants.values() if is_spinning else samples)),
-            sum(sample.moved_bytes for sample in samples) + self._fed_bytes - collector.received_bytes,
+            sum(sample.moved_bytes for sample in samples) + self._fed_bytes + tcp_bytes - collector.received_bytes,
             self._has_ended, json.dumps(children[:MAX_CHILDREN], ensure_ascii=False), collector.progress,
             sum(sample.faults for sample in samples), next(filter(None, unseen), ""),
             collector.native.get(self._pid, "")))

@@ -17,7 +17,6 @@ SNAPSHOTS_PER_LIMIT = 5  # within the time after which a stall is reported
 IDLE_CORES = 0.02  # CPU time of the rank and its descendants
 CLOCK_GRAIN_S = 0.02  # the kernel counts user and system time in hundredths of a second, each
 IDLE_BYTES_PER_S = 4096
-STORE_BYTES_PER_S = 150  # plus this of each rank in rank 0, which serves the store: NCCL's threads read it each second
 IDLE_FAULTS_PER_S = 20  # plus 20: a waiting rank that answers its sentinel has up to 10
 OBSERVED_SIGNS = "stacks, CPU time, page faults, file I/O, TCP"  # of all ranks and their children
 DEADLOCK_STATUS = 1  # as of --exit-timeout
@@ -45,7 +44,7 @@ class StallDetector:
         self._samples = {sample.rank: merge_sample(before.get(sample.rank, sample), sample) for sample in samples}
         passed_s, self._updated_s = now_s - self._updated_s, now_s
         if before.keys() != self._samples.keys() or all(sample.has_ended for sample in samples) or any(
-                has_moved(before[rank], sample, passed_s, len(samples)) for rank, sample in self._samples.items()):
+                has_moved(before[rank], sample, passed_s) for rank, sample in self._samples.items()):
             self._moved_s, self._next_s = now_s, self._limit_s
             stalled_s, self.stalled_s = self.stalled_s, 0.0
             return f"ranks make progress again after {format_duration(stalled_s)}" if stalled_s else ""
@@ -80,17 +79,16 @@ def merge_sample(before: RankSample, now: RankSample) -> RankSample:
     return now._replace(frames=now.frames or before.frames, sequences=latest.sequences, steps=latest.steps)
 
 
-def has_moved(before: RankSample, now: RankSample, passed_s: float, world_size: int = 1) -> bool:
+def has_moved(before: RankSample, now: RankSample, passed_s: float) -> bool:
     """Return whether a rank is at another place than in its sample `passed_s` ago, or has made progress since."""
     if now.has_ended and before.has_ended:  # it only polls for the others
         return False
-    idle_bytes = (IDLE_BYTES_PER_S + STORE_BYTES_PER_S * world_size * (now.rank == 0)) * passed_s
     is_elsewhere = make_stall_fingerprint(now.frames) != make_stall_fingerprint(before.frames)
     return (now.has_ended != before.has_ended or is_elsewhere
             or now.steps != before.steps or now.sequences != before.sequences
             or now.busy_s - before.busy_s > IDLE_CORES * passed_s + CLOCK_GRAIN_S
             or now.faults - before.faults > IDLE_FAULTS_PER_S * (passed_s + 1)
-            or now.moved_bytes - before.moved_bytes > idle_bytes)
+            or now.moved_bytes - before.moved_bytes > IDLE_BYTES_PER_S * passed_s)
 
 
 class DeadlockDetector:
@@ -108,7 +106,7 @@ class DeadlockDetector:
         before, passed_s = self._samples, now_s - self._updated_s
         self._samples, self._updated_s = {sample.rank: sample for sample in samples}, now_s
         is_still = before.keys() == self._samples.keys() and not any(
-            has_moved(before[sample.rank], sample, passed_s, len(samples)) for sample in samples)
+            has_moved(before[sample.rank], sample, passed_s) for sample in samples)
         return find_deadlock(samples) if is_still else None
 
 

@@ -16,6 +16,7 @@ KIND, SECONDS, FOLDER = sys.argv[1], float(sys.argv[2]), Path(sys.argv[3])
 RECEIVE = """import socket, sys
 end = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 while end.recv(65536): pass"""
+HOLD = "import socket, time\nend = socket.socket()\ntime.sleep(600)"
 
 
 def beside(do: Callable[[], object]) -> None:
@@ -105,7 +106,15 @@ def idle() -> None:
     time.sleep(600)
 
 
+def hidden() -> None:
+    """Wait for a child that has a socket in a network namespace of its own."""
+    with subprocess.Popen(["unshare", "--net", sys.executable, "-c", HOLD]) as held:
+        time.sleep(SECONDS)
+        held.kill()
+
+
 dist.barrier()
 if os.environ["RANK"] == "1":
-    {"tcp": tcp, "child": child, "unix": unix, "touch": touch, "mapped": mapped, "read": read, "idle": idle}[KIND]()
+    {"tcp": tcp, "child": child, "unix": unix, "touch": touch, "mapped": mapped, "read": read, "idle": idle,
+     "hidden": hidden}[KIND]()
 dist.barrier()
