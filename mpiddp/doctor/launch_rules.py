@@ -188,8 +188,15 @@ def check_split_world(context: Context) -> Iterator[Finding]:
     """Look at how a starter on several nodes finds the others."""
     for step in context.steps:
         launch, nodes = step.launch, step.request.nodes
-        if launch.launcher and launch.starter is not None and nodes and nodes > 1:
+        if launch.launcher and launch.starter is not None and nodes and nodes > 1 and not differs_by_task(launch):
             yield from judge_rendezvous(launch, nodes)
+
+
+def differs_by_task(launch: Launch) -> bool:
+    """Return whether the script gets a task's number, so that each task may be meant to train alone."""
+    form = launch.row.system.directives if launch.row.system is not None else None
+    return form is not None and any(name in part for word in launch.script_words for part in word.unknown
+                                    for name in form.task_numbers)
 
 
 def judge_rendezvous(launch: Launch, nodes: int) -> Iterator[Finding]:
