@@ -31,7 +31,7 @@ from .stats.tournament import split_into_turns
 IDENTIFYING, MEASURING = "identifying its node", "measuring its node"  # stages of the start
 
 
-def check_nodes(roll: Rendezvous, place: RankPosition, device: str, config: LaunchConfig) -> None:
+def check_nodes(rendezvous: Rendezvous, place: RankPosition, device: str, config: LaunchConfig) -> None:
     """Run this rank's benchmarks, and print the findings as warnings on rank 0. Collective.
 
     Raises LaunchError `bad-node` or `slow-node` on every rank, if `config` is strict; at the start's deadline
@@ -39,7 +39,8 @@ def check_nodes(roll: Rendezvous, place: RankPosition, device: str, config: Laun
     """
     timeline.begin_stage(IDENTIFYING)
     torch_device, judge = torch.device(device), Judge(config)
-    turn, turns = roll.exchange(IDENTIFYING, (describe_rank(place, torch_device), read_boot_id()), judge.assign_turns)
+    own = describe_rank(place, torch_device), read_boot_id()
+    turn, turns = rendezvous.exchange(IDENTIFYING, own, judge.assign_turns)
     result, lines = RankResult({}, []), None
     for pass_number in range(PASSES):
         if lines is None:
@@ -49,7 +50,7 @@ def check_nodes(roll: Rendezvous, place: RankPosition, device: str, config: Laun
                 measures = number == turn and result.computes  # a retry of a broken device may take a minute
                 if measures:
                     result = measure_rank(torch_device, place.local_rank == 0, RANK_BUDGET_S)
-                lines = roll.exchange(MEASURING, result if measures else None, judge.add_results)
+                lines = rendezvous.exchange(MEASURING, result if measures else None, judge.add_results)
     warn(lines or ())
 
 

@@ -67,8 +67,8 @@ class StackCollector:
     None of this can kill a process.
     """
 
-    def __init__(self, loop: EventLoop, pid: int, sight: InspectFds) -> None:
-        self._loop, self._pid, self._sight = loop, pid, sight
+    def __init__(self, loop: EventLoop, pid: int, descriptors: InspectFds) -> None:
+        self._loop, self._pid, self._descriptors = loop, pid, descriptors
         self.stacks: dict[int, list[stack.Frame]] = {}
         self.native: dict[int, str] = {}  # the processes in native code, and why py-spy shows no stack of them
         self.progress: Progress | None = None
@@ -79,10 +79,10 @@ class StackCollector:
         self._dumped: set[int] = set()  # those of them that py-spy reads
         self._signalled: dict[int, ProcSample] = {}  # the signalled processes, sampled before the signal
         self._last: dict[int, ProcSample] = {}  # their last samples
-        self._buffers = dict.fromkeys((sight.pipe, sight.socket), b"")  # incomplete lines
+        self._buffers = dict.fromkeys((descriptors.pipe, descriptors.socket), b"")  # incomplete lines
         self._began_s = 0.0
         self._on_change: Callable[[], object] = lambda: None
-        for end, read in ((sight.pipe, self._read_pipe), (sight.socket, self._read_socket)):
+        for end, read in ((descriptors.pipe, self._read_pipe), (descriptors.socket, self._read_socket)):
             if end >= 0:
                 os.set_blocking(end, False)
                 loop.watch(end, read)
@@ -93,19 +93,19 @@ class StackCollector:
         self._began_s = time.monotonic()
         self._pending, self._dumped, self._signalled, self._last = set(), set(), {}, {}
         rank = sample_process(self._pid)
-        if rank is not None and not rank.is_stopped and self._sight.pipe >= 0:
+        if rank is not None and not rank.is_stopped and self._descriptors.pipe >= 0:
             self._pending.add(self._pid)
             self._last[self._pid] = rank
-            if self._sight.socket >= 0 and not self._awaits_progress:
+            if self._descriptors.socket >= 0 and not self._awaits_progress:
                 with contextlib.suppress(OSError):
-                    self._awaits_progress = bool(os.write(self._sight.socket, WHERE))
+                    self._awaits_progress = bool(os.write(self._descriptors.socket, WHERE))
         self._pending.update(filter(self._signal, children))
         self._loop.set_timer("stack", FIRST_CHECK_S if self._pending else 0.0, self._check)
 
     def _signal(self, pid: int) -> bool:
         """Send ASK_SIGNAL if the process handles it, and return whether it was sent."""
         sample = sample_process(pid)
-        pipe, descriptor, _ = self._sight
+        pipe, descriptor, _ = self._descriptors
         min_age_s = MIN_AGE_S if pid != self._pid else 0.0
         if (sample is None or sample.is_held or pipe < 0
                 or not can_handle_signal(pid, ASK_SIGNAL, descriptor, pipe, min_age_s)):
@@ -121,7 +121,7 @@ class StackCollector:
     @property
     def socket(self) -> int:
         """The socket for requests to the rank, -1 if it is closed."""
-        return self._sight.socket
+        return self._descriptors.socket
 
     @property
     def timeout_s(self) -> float:
@@ -202,8 +202,8 @@ class StackCollector:
         if not data:
             self._loop.unwatch(end)
             os.close(end)
-            pipe, descriptor, socket = (-1 if value == end else value for value in self._sight)
-            self._sight = InspectFds(pipe, descriptor, socket)
+            pipe, descriptor, socket = (-1 if value == end else value for value in self._descriptors)
+            self._descriptors = InspectFds(pipe, descriptor, socket)
         return data
 
     def _read_lines(self, end: int) -> list[bytes]:
@@ -212,8 +212,8 @@ class StackCollector:
 
     def _read_pipe(self) -> None:
         """Take the messages of signal handlers."""
-        if self._sight.pipe >= 0:
-            for line in self._read_lines(self._sight.pipe):
+        if self._descriptors.pipe >= 0:
+            for line in self._read_lines(self._descriptors.pipe):
                 self._take_stack(CODEC.decode(line))
 
     def _take_stack(self, message: RankSample | Text | Unreadable) -> None:
@@ -223,7 +223,7 @@ class StackCollector:
 
     def _read_socket(self) -> None:
         """Take the messages of the rank's thread."""
-        for line in self._read_lines(self._sight.socket):
+        for line in self._read_lines(self._descriptors.socket):
             self._take_stack(message := CODEC.decode(line))
             if isinstance(message, Progress):
                 self._awaits_progress = False
@@ -241,10 +241,10 @@ class ProcessSampler:
     """Samples a rank and its children, without blocking."""
 
     def __init__(
-        self, loop: EventLoop, pid: int, sight: InspectFds, store_port: int, reply: Callable[[Sample], None]
+        self, loop: EventLoop, pid: int, descriptors: InspectFds, store_port: int, reply: Callable[[Sample], None]
     ) -> None:
         self._loop, self._pid, self._reply = loop, pid, reply
-        self._collector, self._tcp = StackCollector(loop, pid, sight), TcpCounter(store_port)
+        self._collector, self._tcp = StackCollector(loop, pid, descriptors), TcpCounter(store_port)
         self._last: dict[int, ProcSample] = {}
         self._fed_bytes = 0  # sum of ProcSample.fed_bytes()
         self._request: SampleRequest | None = None
