@@ -17,7 +17,7 @@ LIBRARY_FOLDERS = ("/site-packages/", "/dist-packages/")
 PYTHON_FOLDER = os.path.dirname(os.__file__) + "/"
 OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"
 LAUNCH_FILES = (
-    "cli.py", "launch.py", "__main__.py", "runner/script.py", "runner/lifecycle.py", "runner/exit_hooks.py",
+    "entry.py", "cli.py", "launch.py", "__main__.py", "runner/script.py", "runner/lifecycle.py", "runner/exit_hooks.py",
 )
 MAX_OUTERMOST, MAX_INNERMOST = 8, 32  # frames of a message
 MAX_NAME_CHARS = 300  # of a file, and of a function
