@@ -34,6 +34,9 @@ def launch(text: str, head: str = HEAD) -> Launch:
     return only
 
 
+DIRECTIVES = ", ".join(row.directives.sentinels[0] for row in schedulers.SCHEDULERS if row.directives)
+
+
 @pytest.mark.parametrize(("content", "reason"), [
     (b"", message("doctor/empty")),
     (b"\n  \n", message("doctor/empty")),
@@ -43,8 +46,8 @@ def launch(text: str, head: str = HEAD) -> Launch:
     (b"#!/usr/bin/env python3\nprint()\n", message("doctor/python_script")),
     (b"import torch\nprint(torch)\n", message("doctor/python_script")),
     (b"#!/bin/tcsh\n#SBATCH -N 2\n", message("doctor/other_shell", shell="tcsh")),
-    (b"dear diary,\n", message("doctor/no_job_script")),
-    (b"#!/bin/bash\nexport A=1\nls -l\n", message("doctor/no_job_script")),
+    (b"dear diary,\n", message("doctor/no_job_script", directives=DIRECTIVES)),
+    (b"#!/bin/bash\nexport A=1\nls -l\n", message("doctor/no_job_script", directives=DIRECTIVES)),
 ])
 def test_a_file_that_is_no_job_script(tmp_path: Path, content: bytes, reason: str) -> None:
     (file := tmp_path / "job.sh").write_bytes(content)

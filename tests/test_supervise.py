@@ -33,7 +33,7 @@ from mpiddp.supervise.decision import (
     find_suspects,
 )
 from mpiddp.supervise.supervisor import read_checkpoint_state
-from mpiddp.systems.launchers import MPIRUN, NO_LAUNCHER, JobStep
+from mpiddp.systems.launchers import MPIRUN, NO_LAUNCHER, JobStep, describe_steppers
 from mpiddp.systems.schedulers import NO_SCHEDULER, SLURM
 from tests import processes
 from tests.benchmarks import recovery
@@ -623,7 +623,8 @@ def test_an_end_that_mpiddp_has_explained(quick: Mpi, tmp_path: Path, words: lis
 
 
 @pytest.mark.parametrize(("arguments", "name", "fields"), [
-    ([], "supervise/no_command", {}), (["--nodes", "2", "true"], "supervise/one_node", {"nodes": 2}),
+    ([], "supervise/no_command", {}), (["--nodes", "2", "true"], "supervise/one_node",
+                                               {"nodes": 2, "launchers": describe_steppers()}),
     (["--max-restart", "2", "true"], "supervise/unknown_option",
      {"option": "--max-restart", "suggestion": "--max-restarts"}),
     (["--min-nodes", "2", "true"], "supervise/minimum_above_nodes", {"minimum": 2, "nodes": 1}),
@@ -634,7 +635,8 @@ def test_an_end_that_mpiddp_has_explained(quick: Mpi, tmp_path: Path, words: lis
     (["--exclude", "n500", "true"], "supervise/not_a_node", {}),
     (["--max-restarts", "-1", "true"], "supervise/negative_count", {"option": "--max-restarts", "value": -1}),
     (["srun", "python", "a.py"], "supervise/outside_allocation", {"launcher": "srun", "system": "Slurm"}),
-    *((["--dir", ".", program], "supervise/cannot_run", {"program": program}) for program in ("t.py", "/nowhere/t.py")),
+    *((["--dir", ".", program], "supervise/cannot_run", {"program": program, "launchers": describe_steppers()})
+      for program in ("t.py", "/nowhere/t.py")),
 ])
 def test_bad_input(quick: Mpi, tmp_path: Path, arguments: list[str], name: str, fields: dict[str, object]) -> None:
     done = processes.run(str(quick.python), "-m", "mpiddp.supervise", *arguments, timeout=60, cwd=tmp_path,

@@ -11,7 +11,7 @@ from ..options.parser import FOREIGN_OPTION_HINTS
 from ..options.table import FLAGS, OPTIONS, find_unknown_variables
 from ..systems import launchers, starters
 from ..systems.launchers import Launcher
-from ..systems.mpi_libraries import CRAY_MPICH, INTEL_MPI, MPICH, OPEN_MPI
+from ..systems.mpi_libraries import CRAY_MPICH, CRAY_PMI, INTEL_MPI, MPICH, OPEN_MPI
 from .batch_script import BatchScript
 from .context import BLANK_BEHIND, Context, Step, count, error, is_alone, rule, warning
 from .directives import parse_gpus, read_number
@@ -65,7 +65,7 @@ def check_mpi_interface(context: Context) -> Iterator[Finding]:
                     launch.line, f"{launch.launcher} without {option}",
                     f"{library.name if library else 'MPI'} then connects by the site's default, which is often none: "
                     "each process trains alone, or the start fails", write,
-                    advice="" if library else f"Cray MPICH needs no {option}")
+                    advice="" if library or CRAY_PMI not in row.options else f"Cray MPICH needs no {option}")
         elif library is CRAY_MPICH and own not in kinds and not launch.container:
             is_possible = MPICH.interface in kinds  # some Crays need it, such as for cray-mpich-abi
             text = f"{shown} with {library.name} (module {module})"
