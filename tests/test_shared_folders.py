@@ -174,6 +174,23 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_not_emptied(
     assert file.read_text() == "precious"
 
 
+def test_a_folder_that_is_replaced_while_a_file_is_opened(commons: Path) -> None:
+    """By a link to a folder with a file of the same name."""
+    (file,) = precious(commons / "home", "file")
+    (folder := commons / "shared/run").mkdir()
+    (folder / "file").touch()
+
+    def replace_and_find_risk(step: PathStep) -> str:
+        if not step.names_left and not folder.is_symlink():
+            folder.rename(commons / "shared/before")
+            folder.symlink_to(commons / "home")
+        return find_risk(step)
+
+    with pytest.raises(PermissionError, match=message("launch/folder_replaced")):
+        open_checked(str(folder / "file"), os.O_WRONLY | os.O_TRUNC, replace_and_find_risk)
+    assert file.read_text() == "precious"
+
+
 def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     assert refusal(pipe) == message("launch/not_a_regular_file", kind="a FIFO")

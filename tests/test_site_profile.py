@@ -152,7 +152,8 @@ WRONG = [
           ("LD_LIBRARY_PATH", "it has been read before; set it in the module"),
           ("PYTHONPATH", "it has been read before; set it in the module"),
           ("MPIDDP_STALL", "write the option under [options]"), ("RANK", "mpiddp sets it for each rank"),
-          ("MASTER_PORT", "mpiddp sets it for each rank"))),
+          ("MASTER_PORT", "mpiddp sets it for each rank"),
+          ("TORCHELASTIC_USE_AGENT_STORE", "mpiddp sets it for each rank"))),
     (HEAD + "log_folder = 'logs'\n", [wrong_value("", "log_folder", '"logs"', "an absolute path")]),
     (HEAD + "caches.A = '~/x'\n", [wrong_value("", "A", '"~/x"', "an absolute path")]),
 ]

@@ -97,7 +97,8 @@ def test_a_launcher_around_the_supervisor_is_refused_once(mpi: Mpi, starts_anoth
     ("/opt/cray/pals/1.8/bin/mpiexec", "/opt/cray/pals/1.8/bin/mpiexec", "mpiexec version 1.8.0", PALS),
     ("mpiexec", "/home/pals/mpich/bin/mpiexec.hydra", HYDRA_SAYS, HYDRA), ("mpirun", "", OPEN_MPI_SAYS, MPIRUN),
     ("mpiexec", "/opt/cray/pe/mpich/bin/mpiexec", "", HYDRA), ("python", PALS_PATH, "", NO_LAUNCHER),
-    ("fluxion", "", "", NO_LAUNCHER),
+    ("fluxion", "", "", NO_LAUNCHER), ("mpirun5", "", OPEN_MPI_SAYS, MPIRUN), ("mpiexec_mpt", "", "", HYDRA),
+    ("mpirun_rsh", "", "", NO_LAUNCHER), ("mpiexec", PALS_PATH, OPEN_MPI_SAYS, PALS),
 ])
 def test_whose_a_command_is(program: str, path: str, version: str, launcher: object) -> None:
     assert identify_launcher(program, path, version) is launcher

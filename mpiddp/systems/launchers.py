@@ -280,8 +280,8 @@ MPIRUN_RSH = Launcher(
     ("MV2_COMM_WORLD_LOCAL_SIZE",), command="mpirun_rsh", program="mpirun_rsh", unbound="MV2_ENABLE_AFFINITY=0",
     export="NAME=VALUE")
 HYDRA = Launcher(
-    "MPICH's or Intel MPI's mpiexec", ("PMI_RANK",), ("PMI_SIZE",), (HYDRA_VARIABLE,), ("MPI_LOCALNRANKS",
-                                                                                     "PMI_LOCAL_SIZE"),
+    "MPICH's or Intel MPI's mpiexec", ("PMI_RANK",), ("PMI_SIZE",), (HYDRA_VARIABLE,),
+    ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
     marks=(HYDRA_VARIABLE,), alone=always, in_task=is_hydra_in_step, own=frozenset({PMI}), library=MPICH,
     hides_always=("PMIX_",),  # MPICH gives up if it finds srun's PMIx beside its own mpiexec
     command="mpiexec", program=MPI_PROGRAM, counts=MPI_COUNTS, per_node=("-ppn", "--ppn", "-perhost"),

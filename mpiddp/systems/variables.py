@@ -54,6 +54,5 @@ SET_BY_HAND = tuple(row.name for row in VARIABLES if row.by_hand)
 
 def list_same(variable: Variable) -> tuple[str, ...]:
     """Return the launchers' variables for the same thing as a variable that mpiddp sets."""
-    own = tuple(name for name in launchers.list_variables(variable.field) if name != variable.name) if (
-        variable.field) else ()
-    return (*own, *variable.others)
+    own = launchers.list_variables(variable.field) if variable.field else ()
+    return (*(name for name in own if name != variable.name), *variable.others)
