@@ -2,14 +2,14 @@
 
 `python -m mpiddp train.py` reads its options (cli.py) and calls launch() in each rank. A rank starts in nine steps:
 
-    start()         1  fork the sentinel, the process that watches this rank: before MPI and torch are loaded
+    start()         1  fork the agent, the process that watches this rank: before MPI and torch are loaded
                     2  check that launcher and MPI library fit, and initialise MPI
       meet()        3  send what this host has to rank 0, which plans for all ranks, and receive this rank's plan
                     4  set variables, and bind this process to its cores
                     5  import torch; meanwhile the kernel tries which of rank 0's addresses this node reaches
                     6  send what torch sees to rank 0, and receive the rest of the plan
                     7  connect to rank 0's store
-      watch()       8  connect the sentinels: from here on all ranks end together
+      watch()       8  connect the agents: from here on all ranks end together
     set_up_torch()  9  choose the GPU, and create the process group
 
 Then the script runs in this process (runner/lifecycle.py: run_script, leave_job). A start that fails before step 8 is
@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from .agent.client import fork_agent
 from .base import timeline
 from .base.config import RESTART_VARIABLE, LaunchConfig
 from .base.errors import LaunchError, LocalLaunchError
@@ -52,15 +53,14 @@ from .runner import script, signals
 from .runner.exec import check_started_once
 from .runner.lifecycle import RunningJob, leave_job, prepare_stop, run_script
 from .runner.termination import Termination
-from .sentinel.client import fork_sentinel
 from .systems.statuses import EXIT_CANNOT_START, EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from .agent.client import AgentClient
     from .bootstrap.membership import Membership
     from .runner.stop import Stop
-    from .sentinel.client import SentinelClient
 
 Program = Callable[[RunningJob, LaunchConfig], int]  # returns the exit status of a rank
 job: RunningJob | None = None  # which `launch` started in this process
@@ -107,27 +107,27 @@ def start_and_run(config: LaunchConfig, program: Program) -> int:
 
 def start(config: LaunchConfig) -> RunningJob:
     """Start this rank, up to the script; raise LaunchError, which is printed already, if the job cannot start."""
-    timeline.begin_stage("sentinel")
+    timeline.begin_stage("agent")
     prepare_process(config)
     started_by = launchers.read_launch_facts(os.environ)
     output = Output(is_relayed(config))
-    sentinel = fork_sentinel(config, started_by)  # 1
+    agent = fork_agent(config, started_by)  # 1
     stop = prepare_stop(config, started_by)
-    with refusing_early(sentinel), signals.signals_held() if stop else contextlib.nullcontext():
+    with refusing_early(agent), signals.signals_held() if stop else contextlib.nullcontext():
         check_started_once()
-        MPI = initialise_mpi(config, started_by, sentinel)  # 2
+        MPI = initialise_mpi(config, started_by, agent)  # 2
         signals.restore_dispositions()
-    with refusing(MPI, sentinel):
-        membership = meet(MPI.COMM_WORLD, config, sentinel, stop)  # 3 to 7
+    with refusing(MPI, agent):
+        membership = meet(MPI.COMM_WORLD, config, agent, stop)  # 3 to 7
     if not config.python_exit and not needs_exit_functions(os.environ):
         skip_exit_functions()
-    started = watch(membership, config, sentinel, output, stop)  # 8
+    started = watch(membership, config, agent, output, stop)  # 8
     assert started.termination
     with reporting(started.termination):
         if config.explain is None:
             enable_line_buffering()
             started.termination.redirect_output(choose_output_target(membership, config))
-        set_up_torch(started, config, sentinel)  # 9
+        set_up_torch(started, config, agent)  # 9
         timeline.begin_stage("ready")
         if config.stage:
             from .staging.stage import update_record
@@ -142,7 +142,7 @@ def start(config: LaunchConfig) -> RunningJob:
 
 
 def prepare_process(config: LaunchConfig) -> None:
-    """Prepare this process for the script, as far as that precedes the fork of the sentinel."""
+    """Prepare this process for the script, as far as that precedes the fork of the agent."""
     if config.script is not None:
         script.set_path(config.script)
     runtime.drop_foreign_run_id(os.environ)
@@ -152,16 +152,16 @@ def prepare_process(config: LaunchConfig) -> None:
 
 
 def meet(
-    comm: MPI.Comm, config: LaunchConfig, sentinel: SentinelClient | None = None, stop: Stop | None = None
+    comm: MPI.Comm, config: LaunchConfig, agent: AgentClient | None = None, stop: Stop | None = None
 ) -> Membership:
     """Bring the ranks of a communicator together as a job, still without a process group. Collective.
 
-    The startup timeout counts from the fork of the sentinel, if there is one. `stop` knows when the job must stop.
+    The startup timeout counts from the fork of the agent, if there is one. `stop` knows when the job must stop.
     Raises LaunchError, the same on every rank, or LocalLaunchError.
     """
-    began_s = sentinel.start if sentinel else time.monotonic()
+    began_s = agent.start if agent else time.monotonic()
     rendezvous = Rendezvous(comm, config.startup_timeout_s, began_s)
-    rank0 = BootstrapHost(rendezvous, config, sentinel)  # its methods run on rank 0 only
+    rank0 = BootstrapHost(rendezvous, config, agent)  # its methods run on rank 0 only
     timeline.begin_stage("facts")
     facts = collect_host_facts(comm, config, stop.left_s() if stop else None)
     facts = facts._replace(**site.applied.list_facts())
@@ -190,15 +190,15 @@ def meet(
 
 
 def watch(
-    membership: Membership, config: LaunchConfig, sentinel: SentinelClient, output: Output, stop: Stop | None
+    membership: Membership, config: LaunchConfig, agent: AgentClient, output: Output, stop: Stop | None
 ) -> RunningJob:
-    """Make this rank's sentinel join the others: from now on the ranks end together."""
+    """Make this rank's agent join the others: from now on the ranks end together."""
     from mpi4py import MPI
 
-    timeline.begin_stage("connecting sentinels")
-    sentinel.report_stage("connecting sentinels")
-    termination = Termination(MPI, sentinel, membership.identify(config), output, config)
-    termination.join_sentinels(membership.endpoint)
+    timeline.begin_stage("connecting agents")
+    agent.report_stage("connecting agents")
+    termination = Termination(MPI, agent, membership.identify(config), output, config)
+    termination.join_agents(membership.endpoint)
     write_trace = None
     if config.trace_file:
         from .reporting import trace
@@ -207,7 +207,7 @@ def watch(
     return RunningJob(membership, termination, stop, write_trace)
 
 
-def set_up_torch(started: RunningJob, config: LaunchConfig, sentinel: SentinelClient) -> None:
+def set_up_torch(started: RunningJob, config: LaunchConfig, agent: AgentClient) -> None:
     """Make this rank's device torch's current one, and create the process group unless the script does.
 
     Returns when all ranks are watched: if a script ended at once, its launcher might end rank 0 before that has the
@@ -216,14 +216,14 @@ def set_up_torch(started: RunningJob, config: LaunchConfig, sentinel: SentinelCl
     """
     if config.script is not None and started.membership.environment.device.type != "cpu":
         timeline.begin_stage("device")
-        sentinel.report_stage("device")
+        agent.report_stage("device")
         started.membership.use_device()
     if not config.init:
-        sentinel.await_registration()
-        started.membership.await_all("connecting sentinels", started.refuse_alone)
+        agent.await_registration()
+        started.membership.await_all("connecting agents", started.refuse_alone)
         return
     timeline.begin_stage("process group")
-    sentinel.report_stage("process group")
+    agent.report_stage("process group")
     started.membership.create_group(config.group_timeout, started.refuse_alone)
     if config.trace_file:
         timeline.begin_stage("first collective")
@@ -241,23 +241,23 @@ def reporting(termination: Termination) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refusing(MPI: Any, sentinel: SentinelClient) -> Iterator[None]:
+def refusing(MPI: Any, agent: AgentClient) -> Iterator[None]:
     """Run the start after MPI_Init in this block; if it fails, print the reason once, and end the job on all ranks."""
     try:
         yield
     except LocalLaunchError as error:
-        sentinel.report_locally_handled()
+        agent.report_locally_handled()
         refuse_alone(error)
     except LaunchError as error:
         refuse(MPI.COMM_WORLD, error)
         MPI.Finalize()
-        sentinel.dismiss()
+        agent.dismiss()
         raise
     except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
-        sentinel.report_locally_handled()
+        agent.report_locally_handled()
         abort(MPI, EXIT_INTERRUPTED, reason_printed=False)
     except Exception as error:
-        sentinel.report_locally_handled()
+        agent.report_locally_handled()
         exception.print_exception(error)
         flush_and_wait()
         abort(MPI, exception.find_script_status(error))
@@ -277,20 +277,20 @@ def start_program(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None
     if comm.size == 1 or threading.current_thread() is not threading.main_thread():
         return join_unwatched(comm, config)
     started_by = launchers.read_launch_facts(os.environ)
-    sentinel = fork_sentinel(config, started_by)
-    sentinel.report_stage("the start after MPI_Init")
+    agent = fork_agent(config, started_by)
+    agent.report_stage("the start after MPI_Init")
     stop = prepare_stop(config, started_by)
     try:
-        await_all(comm, config.startup_timeout_s, sentinel.start)
-        membership = meet(comm, config, sentinel, stop)
+        await_all(comm, config.startup_timeout_s, agent.start)
+        membership = meet(comm, config, agent, stop)
     except LocalLaunchError as error:
-        sentinel.report_locally_handled()
+        agent.report_locally_handled()
         refuse_alone(error)
     except BaseException:
-        sentinel.report_locally_handled()
-        sentinel.dismiss()
+        agent.report_locally_handled()
+        agent.dismiss()
         raise
-    started = watch(membership, config, sentinel, Output(is_relayed(config)), stop)
+    started = watch(membership, config, agent, Output(is_relayed(config)), stop)
     assert started.termination
     started.termination.redirect_output(choose_output_target(membership, config))
     started.termination.watch_process(leave)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.sentinel.state_machine import StateMachine
+from mpiddp.agent.state_machine import StateMachine
 from tests.cgroups import limited
 from tests.cluster import Cluster, debian13, missing_components
 from tests.support import LIGHT, MPIS, ROOT, Mpi, is_light, need, scratch, torch_of_jobs

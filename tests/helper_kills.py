@@ -1,4 +1,4 @@
-"""Kill sentinels and relays at random moments of jobs that train and print: `python -m tests.helper_kills N [MPI]`.
+"""Kill agents and relays at random moments of jobs that train and print: `python -m tests.helper_kills N [MPI]`.
 
 A job has four ranks. Some of their eight helpers get SIGKILL, one after another: while the job starts, while it trains,
 and as it comes to its end. That is a success, an exception of one rank, or a SIGKILL that it gets.
@@ -27,11 +27,11 @@ from tests.support import DEADLINE_S, MPIS, PROGRAMS, ROOT, Mpi, mpiexec_command
 
 PROGRAM = PROGRAMS / "trains_and_prints.py"
 RANKS = 4
-HELPERS = [(rank, kind) for rank in range(RANKS) for kind in ("sentinel", "relay")]
+HELPERS = [(rank, kind) for rank in range(RANKS) for kind in ("agent", "relay")]
 MOMENTS = "start", "training", "end"
 ENDS = "normal", "normal", "raise", "kill"
 WAYS = "--prefix", "--log-dir", "--show=fold"
-TITLE = re.compile(r"mpiddp: (sentinel|output) of rank (\d+) on ")
+TITLE = re.compile(r"mpiddp: (agent|output) of rank (\d+) on ")
 RANK_VARIABLES = "PMI_RANK", "OMPI_COMM_WORLD_RANK"
 LETTERS = str.maketrans("abcdefghij", "0123456789")
 TRAINING_S = 3.0
@@ -133,12 +133,12 @@ def helpers(mark: str) -> dict[tuple[int, str], psutil.Process]:
     for process, words in processes.with_mark(mark).items():
         with contextlib.suppress(psutil.Error, OSError):
             if title := TITLE.match(" ".join(words)):
-                found[int(title[2]), "sentinel" if title[1] == "sentinel" else "relay"] = process
+                found[int(title[2]), "agent" if title[1] == "agent" else "relay"] = process
             elif process.cwd() == "/" and "mpiddp" in words:
                 env = process.environ()
                 untitled[next(int(env[name]) for name in RANK_VARIABLES if name in env)].append(process)
     for rank, some in untitled.items():
-        missing = [kind for kind in ("relay", "sentinel") if (rank, kind) not in found]
+        missing = [kind for kind in ("relay", "agent") if (rank, kind) not in found]
         for kind, process in zip(missing, sorted(some, key=lambda one: one.pid), strict=False):
             found[rank, kind] = process
     return found
@@ -166,7 +166,7 @@ def wrong_end(status: int | None, end: str, failing: int, kills: list[Kill], err
     reported = [int(rank) for rank in re.findall(r"^(?:\[.*?\] )?mpiddp: failed: rank (\d+) on ", errors, re.M)]
     problems = ["a traceback"] if end == "normal" and "Traceback" in errors else []
     for one in kills:
-        name = "sentinel" if one.kind == "sentinel" else "output relay"
+        name = "agent" if one.kind == "agent" else "output relay"
         times = len(re.findall(f"mpiddp: the {name} of rank {one.rank} on .* exited unexpectedly", errors))
         if times > 1 or (times == 0 and one.moment == "training"):
             problems.append(f"the death of rank {one.rank}'s {one.kind} is said {times} times")
@@ -180,7 +180,7 @@ def wrong_end(status: int | None, end: str, failing: int, kills: list[Kill], err
             problems.append(f"rank {failing} has raised, ranks {reported} are reported")
     else:
         allowed = set(range(1, 256))  # the launcher's own, of the signals of all ranks
-        is_seen = (0, "sentinel") not in killed
+        is_seen = (0, "agent") not in killed
         if reported != [failing] and (is_seen or reported):
             problems.append(f"rank {failing} was killed, ranks {reported} are reported")
     return problems if status in allowed else [*problems, f"status {status}, not {allowed}"]

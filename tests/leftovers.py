@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from mpiddp.sentinel.process_cleanup import mapped_segments
+from mpiddp.agent.process_cleanup import mapped_segments
 
 SHARED = ("mpich_shm_*", "sm_segment.*", "vader_segment.*", "sem.mp-*")
 HWLOC = "hydra_hwloc_xmlfile_*"  # which a rank of MPICH reads in MPI_Init

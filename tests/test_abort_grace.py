@@ -51,7 +51,7 @@ COMES_LATE = """
 import os, sys, time
 from mpiddp import cli
 from mpiddp.runner.termination import Termination
-from mpiddp.sentinel.connections import Connections
+from mpiddp.agent.connections import Connections
 def make_late(owner, name, rank):
     act = getattr(owner, name)
     def act_late(*arguments):
@@ -149,7 +149,7 @@ def test_a_slow_hook_comes_to_its_end_and_the_others_live_as_long(mpi: Mpi, scri
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
 
 
-@pytest.mark.parametrize("late", ['make_late(Termination, "join_sentinels", "0")',
+@pytest.mark.parametrize("late", ['make_late(Termination, "join_agents", "0")',
                                   'make_late(Connections, "_connect", "1")'], ids=["rank 0", "connection"])
 def test_a_rank_is_killed_before_it_is_watched(quick: Mpi, late: str, tmp_path: Path) -> None:
     """MPICH's mpiexec then kills rank 0: it would be blamed, or nobody be left to print a report."""

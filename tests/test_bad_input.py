@@ -176,7 +176,7 @@ def test_a_rank_that_hangs_ends_the_job_at_the_deadline(
 @pytest.mark.long
 @pytest.mark.torch
 def test_the_start_has_one_clock(quick: Mpi, tmp_path: Path) -> None:
-    """What MPI_Init took counts: the deadline is that of the sentinels, and rank 0 names who is late in time."""
+    """What MPI_Init took counts: the deadline is that of the agents, and rank 0 names who is late in time."""
     need(quick.missing())
     (tmp_path / "torch.py").write_text(
         "import os, sys, time\n"

@@ -126,7 +126,7 @@ def test_a_laptop_that_calls_itself_localhost(mpi: Mpi) -> None:
 def test_a_first_process_in_native_code_is_ended(quick: Mpi) -> None:
     """The kernel keeps SIGKILL from it, where that comes from inside; the launcher kills only what is around it.
 
-    Its sentinel ends it when its grace is over, which may be after the launcher's end.
+    Its agent ends it when its grace is over, which may be after the launcher's end.
     """
     need([] if os.geteuid() == 0 else ["root"])
     env = processes.marked(single_node_environ(quick))
@@ -145,12 +145,12 @@ def contained(mpi: Mpi, how: str, env: Mapping[str, str] | None = None) -> Done:
 
 
 def test_a_first_process_that_crashes_is_named_by_the_others(cluster: Cluster) -> None:
-    """Its sentinel goes with it; there may be time for its last word."""
+    """Its agent goes with it; there may be time for its last word."""
     mpi = MPIS["mpich"]
     done = cluster.run("srun", "--mpi=pmi2", "-N3", "-n3", *CONTAINED, str(mpi.python), "-m", "mpiddp",
                        str(FIRST_PROCESS), "crash", timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
     (report,) = find("launch/failed_rank", done.stderr, rank=1, host="node2")
     assert report["cause"] in (
-        message("launch/ended_with_sentinel", companion="container"),
+        message("launch/ended_with_agent", companion="container"),
         message("launch/killed_by_signal", signal="SIGSEGV", description="Segmentation fault"))
     assert done.returncode != 0

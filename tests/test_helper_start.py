@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from mpiddp.agent.process_cleanup import mapped_segments, remove_unmapped
 from mpiddp.ipc import helper_process
-from mpiddp.sentinel.process_cleanup import mapped_segments, remove_unmapped
 from tests import processes
 from tests.leftovers import remove_leftovers
 from tests.messages import find
@@ -35,7 +35,7 @@ SHARED = Path("/dev/shm")
 BREAKS = """
 import os, sys
 if os.environ.get("PMI_RANK") == "1":
-    sys.modules["mpiddp.sentinel.process"] = None
+    sys.modules["mpiddp.agent.process"] = None
 """
 HOLDS = """
 import os, time
@@ -74,14 +74,14 @@ def segment() -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def test_a_sentinel_that_cannot_begin_says_why_and_its_rank_goes_on(quick: Mpi, tmp_path: Path) -> None:
+def test_a_agent_that_cannot_begin_says_why_and_its_rank_goes_on(quick: Mpi, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BREAKS)
     done = check(mpiexec(quick, 2, "-c", "print('ran')", env=on_path(tmp_path)))
     assert done.stdout == "ran\n" * 2
-    error = "ModuleNotFoundError: import of mpiddp.sentinel.process halted; None in sys.modules"
+    error = "ModuleNotFoundError: import of mpiddp.agent.process halted; None in sys.modules"
     (failed,) = find("launch/helper_failed", done.stderr, error=error)
-    assert failed["helper"].startswith("the sentinel of rank 1 on ")
-    assert len(find("launch/sentinel_exited", done.stderr, rank=1)) == 1
+    assert failed["helper"].startswith("the agent of rank 1 on ")
+    assert len(find("launch/agent_exited", done.stderr, rank=1)) == 1
 
 
 def test_a_debuggers_own_fork_holds_no_process_beside_a_rank(quick: Mpi, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_debuggers_own_fork_holds_no_process_beside_a_rank(quick: Mpi, tmp_pat
     (tmp_path / "sitecustomize.py").write_text(HOLDS)
     done = check(mpiexec(quick, 2, "--prefix", "-c", "print('ran')", env=on_path(tmp_path)))
     assert done.stdout.count("ran\n") == 2
-    assert "sentinel" not in done.stderr
+    assert "agent" not in done.stderr
 
 
 @pytest.mark.process
@@ -105,10 +105,10 @@ def test_a_process_that_cannot_be_forked_is_named(
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(helper_process, "fork", limited)
-    helper_process.reap(helper_process.fork_daemon(lambda: None, kept=(), name="the sentinel of rank 1 on n07"))
+    helper_process.reap(helper_process.fork_daemon(lambda: None, kept=(), name="the agent of rank 1 on n07"))
     name = "launch/cannot_start_helper" if which == "first" else "launch/helper_failed"
     (line,) = capfd.readouterr().err.splitlines()
-    (failed,) = find(name, line, helper="the sentinel of rank 1 on n07")
+    (failed,) = find(name, line, helper="the agent of rank 1 on n07")
     assert failed["error"].endswith("Resource temporarily unavailable")
 
 
@@ -135,7 +135,7 @@ def test_shared_memory_of_a_job_that_fails_is_removed(end: str, mpi: Mpi, segmen
 
 
 def test_shared_memory_of_a_program_with_its_own_main_is_removed(quick: Mpi, tmp_path: Path) -> None:
-    """Its sentinel is forked when MPI has its segments already, and would have them, too."""
+    """Its agent is forked when MPI has its segments already, and would have them, too."""
     (tmp_path / "program.py").write_text(
         "import sys, time\nfrom mpi4py import MPI\nimport mpiddp\n"
         "print(*{line.split()[5] for line in open('/proc/self/maps') if '/dev/shm/mpich' in line}, flush=True)\n"

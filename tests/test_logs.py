@@ -278,7 +278,7 @@ def test_a_rank_that_is_hidden_has_no_relay(quick: Mpi, tmp_path: Path) -> None:
                       "while hidden and len(beside()) > 1 and time.monotonic() < deadline:\n    time.sleep(0.1)\n"
                       "open(f'{sys.argv[1]}/{os.environ[\"RANK\"]}', 'w').write(str(len(beside())))\n")
     check(mpiexec(quick, 2, "--prefix", "--show", 0, script, tmp_path, env={"JOB": str(tmp_path)}))
-    assert [(tmp_path / rank).read_text() for rank in "01"] == ["2", "1"]  # the sentinel is one
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["2", "1"]  # the agent is one
 
 
 def test_output_is_not_lost_in_silence_where_the_relay_is_killed(quick: Mpi, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_a_sink_that_nobody_reads_is_silent(capfd: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("options", first_of([["--prefix"], [], ["--log-dir"]]), ids=" ".join)
 @pytest.mark.parametrize("closed", first_of([1, 2]))
 def test_a_closed_descriptor_is_no_other_file(quick: Mpi, options: list[str], closed: int, tmp_path: Path) -> None:
-    """A pipe to the relay and a socket to the sentinel would get the first numbers that are free."""
+    """A pipe to the relay and a socket to the agent would get the first numbers that are free."""
     script = tmp_path / "talks.py"
     script.write_text(f"import os\nprint('seven')\nnowhere = os.path.samefile('/dev/fd/{closed}', os.devnull)\n"
                       f"assert nowhere or {options}\n")

@@ -44,7 +44,7 @@ mount --bind /tmp/hosts /etc/hosts; exec "$@"
 
 @pytest.fixture
 def door() -> Iterator[ProbeTarget]:
-    """Return where a loop like a sentinel's answers."""
+    """Return where a loop like an agent's answers."""
     errors: list[Exception] = []
     loop = EventLoop(errors.append)
     found = ProbeResponder("token")
@@ -70,7 +70,7 @@ def test_an_address_that_answers_is_found_with_the_interface_that_leads_there(do
     assert AddressProber(door, [LO]).await_trials() == (ProbeResult("lo"),)
 
 
-def test_a_thread_answers_where_rank_0_has_no_sentinel() -> None:
+def test_a_thread_answers_where_rank_0_has_no_agent() -> None:
     host = BootstrapHost(cast(Rendezvous, SimpleNamespace(hosts=["n0"])), LaunchConfig(), None)
     host._offered = [LO]
     target = host._open_probe_target()
@@ -308,7 +308,7 @@ def listening_in(node: str, port: int) -> Iterator[None]:
 
 
 def test_the_ports_that_the_user_names(cluster: Cluster) -> None:
-    """The one after it is the sentinel's, where other nodes try rank 0's addresses before that."""
+    """The one after it is the agent's, where other nodes try rank 0's addresses before that."""
     done = srun(cluster, MPIS["openmpi4"], "-N3 -n3", "--port", "29531", HELLO)
     assert {one["port"] for one in check_hello(done, 3)} == {"29531"}
     with listening_in("node1", 29532):

@@ -60,7 +60,7 @@ def test_a_process_that_is_not_there() -> None:
 
 @pytest.mark.process
 def test_a_process_that_proc_does_not_show() -> None:
-    """It is no process that is gone: a sentinel would take its rank for dead, and cancel the others' step."""
+    """It is no process that is gone: an agent would take its rank for dead, and cancel the others' step."""
     need([] if os.geteuid() == 0 else ["root's right to mount a /proc that is empty"])
     hide = "mount -t tmpfs none /proc && exec \"$@\""
     done = subprocess.run(["unshare", "--mount", "sh", "-c", hide, "sh", sys.executable, "-c", WITHOUT_PROC], cwd=ROOT,

@@ -1,4 +1,4 @@
-"""The messages of ranks and sentinels as lines: what comes back of them, and of lines that are none."""
+"""The messages of ranks and agents as lines: what comes back of them, and of lines that are none."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ import sys
 
 import pytest
 
-from mpiddp.base.ranks import RankIdentity
-from mpiddp.failure.root_cause import Report, ReportKind, RootCause
-from mpiddp.ipc.channel import Channel, Codec, Text, Unreadable, encode
-from mpiddp.output.protocol import Forwarded
-from mpiddp.sentinel.protocol import (
+from mpiddp.agent.protocol import (
     EndDecision,
     EndRank,
     Failed,
@@ -22,6 +18,10 @@ from mpiddp.sentinel.protocol import (
     RegisterRank,
     Stage,
 )
+from mpiddp.base.ranks import RankIdentity
+from mpiddp.failure.root_cause import Report, ReportKind, RootCause
+from mpiddp.ipc.channel import Channel, Codec, Text, Unreadable, encode
+from mpiddp.output.protocol import Forwarded
 
 Sent = Stage | RegisterRank | Failed | ReasonPrinted | JobEnds | EndDecision | EndRank | Forwarded
 CODEC: Codec[Sent] = Codec(Sent)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from mpiddp.agent.protocol import Failed
 from mpiddp.base.ranks import LogPlan, RankIdentity
 from mpiddp.failure.postmortem import describe_signal
 from mpiddp.failure.report import format_failure, make_error_record
@@ -25,7 +26,6 @@ from mpiddp.failure.root_cause import (
     truncate_report,
 )
 from mpiddp.ipc.channel import MAX_LINE_BYTES, encode
-from mpiddp.sentinel.protocol import Failed
 from tests.messages import message
 
 HOSTS = {rank: f"n{rank // 2}" for rank in range(6)}
@@ -66,7 +66,7 @@ def test_the_reason(reports: list[Report], waited_s: float, verdict: RootCause |
 
 
 def test_a_crash_that_nobody_saw_is_no_work_of_a_launcher() -> None:
-    """The sentinel that sees the order was killed before; others' saw the launcher's SIGKILLs."""
+    """The agent that sees the order was killed before; others' saw the launcher's SIGKILLs."""
     crashed, killed = report(2, ReportKind.PROCESS_EXIT, "SIGSEGV"), report(0, ReportKind.PROCESS_EXIT, "SIGKILL")
     context = FailureContext(HOSTS, end_order=(0, 1), reported_s={2: 0.0, 0: 0.03})
     assert select_root_cause([crashed, killed], ROOT_CAUSE_WAIT_S, context) == RootCause(crashed)
@@ -112,7 +112,7 @@ def test_a_signal_to_the_whole_job(signals: list[str], outside: bool) -> None:
     assert verdict.outside == outside
 
 
-def test_a_rank_whose_sentinel_has_not_joined_yet() -> None:
+def test_a_rank_whose_agent_has_not_joined_yet() -> None:
     """It may have died by then: what another one has lost is no reason, and a signal was not sent to all."""
     first = FailureContext({0: "n0"}, world_size=2)
     assert select_root_cause([report(0, ReportKind.SECONDARY)], SAME_CAUSE_WAIT_S, first) is None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.sentinel.client import WakeupFd
+from mpiddp.agent.client import WakeupFd
 from tests.messages import find, message
 from tests.support import MPICH_FIRST, Mpi, first_of, mpiexec, need, on_path
 

@@ -20,8 +20,8 @@ from typing import cast
 import psutil
 import pytest
 
+from mpiddp.agent.process import Agent
 from mpiddp.ipc.event_loop import EventLoop
-from mpiddp.sentinel.process import Sentinel
 from mpiddp.where import dumper, sampler
 from mpiddp.where.process_sample import ProcSample
 from mpiddp.where.protocol import ASK_SIGNAL, TRACER, TRACER_END, InspectFds, SampleRequest
@@ -190,7 +190,7 @@ def test_what_py_spy_prints_instead_of_a_stack(printed: str, told: str) -> None:
 
 
 @pytest.mark.parametrize(("scope", "lets"), [("0", False), ("1", True), ("2", False), ("", False)])
-def test_a_rank_lets_its_sentinel_trace_it_where_yama_asks_for_that(
+def test_a_rank_lets_its_agent_trace_it_where_yama_asks_for_that(
     scope: str, lets: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 and 3 let nobody but root; without Yama there is no such file."""
@@ -217,9 +217,9 @@ def test_half_a_window_is_not_looked_through(
         return SimpleNamespace(sample=lambda *_: None)
 
     monkeypatch.setattr(sampler, "ProcessSampler", look)
-    sentinel = SimpleNamespace(_sampler=None, _inspect_fds=fds, loop=None, _process=SimpleNamespace(pid=1),
+    agent = SimpleNamespace(_sampler=None, _inspect_fds=fds, loop=None, _process=SimpleNamespace(pid=1),
                                _watcher=SimpleNamespace(member=None))
-    Sentinel._observe_rank(cast(Sentinel, sentinel), SampleRequest(1), ended=False)
+    Agent._observe_rank(cast(Agent, agent), SampleRequest(1), ended=False)
     assert seen == [used]
 
 

@@ -194,7 +194,7 @@ def test_a_rank_that_crashes_in_its_start(cluster: Cluster, name: str, module: s
     assert done.returncode != 0
     crash = message("launch/killed_by_signal", signal="SIGSEGV", description="Segmentation fault")
     death = message("launch/startup_death", rank=1, host="node2", cause=crash, stage=stage)
-    gone = message("launch/startup_exit", rank=1, host="node2")  # before its sentinel had a look at it
+    gone = message("launch/startup_exit", rank=1, host="node2")  # before its agent had a look at it
     assert death in done.stderr or (module == "mpi4py" and gone in done.stderr), done.stderr
 
 
@@ -238,7 +238,7 @@ def in_node(process: psutil.Process, node: str) -> bool:
 
 @pytest.mark.parametrize("trap", first_of(["", "trap '' CHLD; "]), ids=["default", "SIGCHLD ignored"])
 def test_a_script_finds_no_child_of_ours(cluster: Cluster, mpi: Mpi, trap: str) -> None:
-    """The sentinel is no child of the rank."""
+    """The agent is no child of the rank."""
     need(mpi.missing())
     code = "import psutil, sys; print(len(psutil.Process().children()), flush=True)"
     done = on_nodes(cluster, mpi, f"{trap}echo {shlex.quote(code)} > /tmp/children.py", "/tmp/children.py")

@@ -63,7 +63,7 @@ TWO = Limits(2, 2, 3)
 RAISED = Attempt(POOL[:2], 60.0, 1, ReportKind.ERROR, "ValueError: seven at 0x7f01", "train.py:9 step", 2,
                  "n2", steps=50)
 CRASHED = RAISED._replace(kind=ReportKind.PROCESS_EXIT, cause="ended by SIGSEGV", where="", signal="SIGSEGV")
-LOST = CRASHED._replace(kind=ReportKind.UNREACHABLE, cause="is gone, and its sentinel with it", silent=("n2",),
+LOST = CRASHED._replace(kind=ReportKind.UNREACHABLE, cause="is gone, and its agent with it", silent=("n2",),
                         signal="")
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 DEVICE = RAISED._replace(kind=ReportKind.SECONDARY, cause=ECC, device=ECC)

@@ -20,10 +20,10 @@ pytestmark = pytest.mark.light
 
 HELLO = EXAMPLES / "hello_world.py"
 STAGES = [
-    "interpreter", "import mpiddp", "sentinel", "import mpi4py", "check launcher", "MPI_Init", "facts",
+    "interpreter", "import mpiddp", "agent", "import mpi4py", "check launcher", "MPI_Init", "facts",
     "wait: collecting host facts", "plan: collecting host facts", "variables and cores", "import torch", "devices",
     "wait: importing torch", "plan: importing torch", "store", "wait: connecting to the store",
-    "plan: connecting to the store", "connecting sentinels", "process group", "wait: process group",
+    "plan: connecting to the store", "connecting agents", "process group", "wait: process group",
     "plan: process group", "first collective", "ready", "script", "exit",
 ]
 

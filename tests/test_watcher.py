@@ -1,4 +1,4 @@
-"""The logic of a sentinel and of the coordinator, in orders of events that few jobs have."""
+"""The logic of an agent and of the coordinator, in orders of events that few jobs have."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import get_args
 
 import pytest
 
-from mpiddp.failure.root_cause import Report, ReportKind, RootCause
-from mpiddp.sentinel import coordinator as coordinator_module
-from mpiddp.sentinel import events
-from mpiddp.sentinel import watcher as watcher_module
-from mpiddp.sentinel.coordinator import FINAL_PRINT_TIMEOUT_S, Coordinator
-from mpiddp.sentinel.protocol import (
+from mpiddp.agent import coordinator as coordinator_module
+from mpiddp.agent import events
+from mpiddp.agent import watcher as watcher_module
+from mpiddp.agent.coordinator import FINAL_PRINT_TIMEOUT_S, Coordinator
+from mpiddp.agent.protocol import (
     LAUNCHER_KILL_TIMEOUT_S,
+    AgentLost,
     EndDecision,
     EndRank,
     Failed,
@@ -26,14 +26,14 @@ from mpiddp.sentinel.protocol import (
     ReasonPrinted,
     RegisterRank,
     ScriptEnded,
-    SentinelLost,
     Stage,
     WatchedRank,
     WatchPeerProcess,
 )
-from mpiddp.sentinel.startup_timeout import LATE_S, LATE_SPREAD_S, StartupTimeout
-from mpiddp.sentinel.state_machine import StateMachine
-from mpiddp.sentinel.watcher import LEAVE_TIMEOUT_S, AwaitingDecision, Watcher, Working
+from mpiddp.agent.startup_timeout import LATE_S, LATE_SPREAD_S, StartupTimeout
+from mpiddp.agent.state_machine import StateMachine
+from mpiddp.agent.watcher import LEAVE_TIMEOUT_S, AwaitingDecision, Watcher, Working
+from mpiddp.failure.root_cause import Report, ReportKind, RootCause
 from tests.messages import message
 from tests.test_protocol import member, report
 
@@ -86,7 +86,7 @@ def test_a_report_that_crosses_the_end_of_the_job_is_not_lost(watcher: Watcher, 
 
 @pytest.mark.parametrize(("script_ended", "wait_s"), [(False, LAUNCHER_KILL_TIMEOUT_S), (True, LEAVE_TIMEOUT_S)])
 def test_a_rank_that_may_be_leaving_in_order_has_longer(watcher: Watcher, script_ended: bool, wait_s: float) -> None:
-    """Rank 0's sentinel was killed, and could not say that the job is over."""
+    """Rank 0's agent was killed, and could not say that the job is over."""
     if script_ended:
         watcher.handle(events.FromRank(ScriptEnded()), 1.1)
     assert watcher.handle(events.Rank0Lost(True), 2.0) == [events.SetTimer("rank 0 lost", wait_s)]
@@ -146,7 +146,7 @@ def test_a_crash_that_slurms_fences_may_have_caused(stage: str, by_srun: bool, h
 
 def test_a_rank_tells_its_stage_only_when_it_is_late() -> None:
     watcher = Watcher(WATCHED, 0.0)
-    watcher.handle(events.FromRank(Stage("sentinels meet")), 1.0)
+    watcher.handle(events.FromRank(Stage("agents meet")), 1.0)
     joined = watcher.handle(events.FromRank(RegisterRank(member(1), "127.0.0.1", 1, "token")), 1.0)
     assert events.SetTimer("late", LATE_S) in joined
     assert events.ToCoordinator(Stage("process group")) not in watcher.handle(
@@ -165,12 +165,12 @@ def test_late_ranks_are_named_until_the_script_begins() -> None:
     assert coordinator.handle(events.FromPeer(0, Stage("process group")), 11.0) == [
         events.SetTimer("late", LATE_SPREAD_S)]
     for rank in (1, 2, 3, 7):
-        stage = "sentinels meet" if rank == 7 else "process group"
+        stage = "agents meet" if rank == 7 else "process group"
         assert coordinator.handle(events.FromPeer(rank, Stage(stage)), 11.0) == []
     assert coordinator.handle(events.Due("late"), 12.0) == [
         events.PrintLine(message(
             "launch/script_awaits_ranks", seconds=12,
-            ranks="ranks 0-3 (process group); rank 7 on n7 (sentinels meet); rank 8 (not joined)")),
+            ranks="ranks 0-3 (process group); rank 7 on n7 (agents meet); rank 8 (not joined)")),
         events.SetTimer("late", 2 * LATE_S)]
     for rank in (1, 2, 3, 7):
         coordinator.handle(events.FromPeer(rank, Stage("")), 20.0)
@@ -199,7 +199,7 @@ def test_a_reason_that_nobody_tells_is_told_by_the_coordinator() -> None:
 
 
 def test_a_reason_whose_teller_is_lost_is_told_by_the_coordinator() -> None:
-    """A sentinel that was about to print it may not have."""
+    """An agent that was about to print it may not have."""
     coordinator = Coordinator(WATCHED, 0.0)
     coordinator.handle(events.OwnRankJoined(0, member(0)), 1.0)
     coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", 77, "1")), 1.0)
@@ -224,38 +224,38 @@ def test_a_reason_that_was_told_is_not_told_again(done: bool) -> None:
         assert not any(isinstance(action, events.PrintReason) for action in coordinator.handle(event, 3.0))
 
 
-def test_a_rank_whose_sentinel_is_killed_hears_again_what_that_may_have_heard() -> None:
-    """And another sentinel of its node watches the processes there, in the place of the one that did."""
+def test_a_rank_whose_agent_is_killed_hears_again_what_that_may_have_heard() -> None:
+    """And another agent of its node watches the processes there, in the place of the one that did."""
     coordinator = Coordinator(WATCHED, 0.0)
     coordinator.handle(events.OwnRankJoined(0, member(0, world_size=4)), 1.0)
     for rank in (1, 2, 3):
         coordinator.handle(events.PeerGreeted(rank, Hello(rank, "n1", 70 + rank, "1")), 1.0)
-    assert coordinator.handle(events.FromPeer(1, SentinelLost()), 2.0) == [
+    assert coordinator.handle(events.FromPeer(1, AgentLost()), 2.0) == [
         events.ToPeer(2, WatchPeerProcess(rank, 70 + rank)) for rank in (1, 2, 3)]
-    assert coordinator.handle(events.FromPeer(3, SentinelLost()), 2.0) == []
+    assert coordinator.handle(events.FromPeer(3, AgentLost()), 2.0) == []
     coordinator.handle(events.FromPeer(3, Failed(report(3))), 3.0)
     decision = events.ToPeer(3, EndDecision(RootCause(report(3)), 1, True))
     assert decision in coordinator.handle(events.Due("select"), 3.2)
-    assert coordinator.handle(events.FromPeer(3, SentinelLost()), 3.3) == [decision]
+    assert coordinator.handle(events.FromPeer(3, AgentLost()), 3.3) == [decision]
     coordinator.handle(events.FromPeer(3, ReasonPrinted()), 3.4)
-    assert coordinator.handle(events.FromPeer(1, SentinelLost()), 3.5) == [events.ToPeer(1, JobEnds(1, False))]
+    assert coordinator.handle(events.FromPeer(1, AgentLost()), 3.5) == [events.ToPeer(1, JobEnds(1, False))]
 
 
 def test_an_unwatched_rank_that_is_gone_is_named() -> None:
     coordinator = Coordinator(WATCHED, 0.0)
     coordinator.handle(events.OwnRankJoined(0, member(0)), 1.0)
     coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", 77, "1")), 1.0)
-    coordinator.handle(events.FromPeer(1, SentinelLost()), 2.0)
+    coordinator.handle(events.FromPeer(1, AgentLost()), 2.0)
     coordinator.handle(events.PeerLost(1), 3.0)
     (report,) = coordinator.evidence.reports
-    assert (report.rank, report.cause) == (1, message("launch/ended_without_sentinel"))
+    assert (report.rank, report.cause) == (1, message("launch/ended_without_agent"))
 
 
 @pytest.mark.parametrize(("pid", "error", "cause", "status"), [
-    (77, "", message("launch/ended_with_sentinel", companion="sentinel"), 137),
-    (1, "", message("launch/ended_with_sentinel", companion="container"), 137),
+    (77, "", message("launch/ended_with_agent", companion="agent"), 137),
+    (1, "", message("launch/ended_with_agent", companion="container"), 137),
     (77, "No route to host", message("launch/node_unreachable", error="No route to host"), 1)])
-def test_a_rank_that_is_gone_with_its_sentinel_is_named(pid: int, error: str, cause: str, status: int) -> None:
+def test_a_rank_that_is_gone_with_its_agent_is_named(pid: int, error: str, cause: str, status: int) -> None:
     coordinator = Coordinator(WATCHED, 0.0)
     coordinator.handle(events.OwnRankJoined(0, member(0)), 1.0)
     coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", pid, "1")), 1.0)

@@ -116,7 +116,7 @@ def test_a_port_that_is_somebody_elses_by_now(quick: Mpi, state: dict[str, str])
 
         threading.Thread(target=turn_away, daemon=True).start()
         registry.write_endpoint(CARD._replace(port=server.getsockname()[1]))
-        assert refused(quick, state) == message("where/job_ended_or_sentinel_killed", job=CARD.run_id)
+        assert refused(quick, state) == message("where/job_ended_or_agent_killed", job=CARD.run_id)
 
 
 def test_a_network_that_cannot_be_reached_from_here(state: dict[str, str]) -> None:

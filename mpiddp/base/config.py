@@ -129,7 +129,7 @@ class LaunchConfig(NamedTuple):
 
     interface: str | None = None  # on which nodes meet; None: the best one
     master_addr: str | None = None
-    port: int = 0  # of rank 0's store; the next one is that of its sentinel; 0: free ones
+    port: int = 0  # of rank 0's store; the next one is that of its agent; 0: free ones
 
     check: CheckMode = CheckMode.OFF
     stage: str = ""  # the folder to which the environment is staged, or AUTO_FOLDER; empty: none

@@ -54,7 +54,7 @@ class LogPlan(NamedTuple):
 
 
 class RankIdentity(NamedTuple):
-    """What the sentinels need to know of a rank to report its failure and to end it.
+    """What the agents need to know of a rank to report its failure and to end it.
 
     The root cause is written to `error_file` as JSON, unless that is empty. The ranks of a failed job have `grace_s`
     to end by themselves. If `exits`, each rank exits by itself with the job's status, because the launcher would lose

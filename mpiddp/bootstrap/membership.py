@@ -90,7 +90,7 @@ class Membership:
         return self.rendezvous.comm
 
     def identify(self, config: LaunchConfig) -> RankIdentity:
-        """Return what this rank's sentinel needs to know of it."""
+        """Return what this rank's agent needs to know of it."""
         env = self.environment
         exits = runtime.is_abort_status_lost(launchers.read_launch_facts(os.environ))
         scheduler = schedulers.find_scheduler(os.environ)

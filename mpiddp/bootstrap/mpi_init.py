@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..agent.client import AgentClient
 from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
 from ..base.stderr import warn
@@ -34,7 +35,6 @@ from ..planning.environment import (
     disable_gpu_support,
     exclude_components,
 )
-from ..sentinel.client import SentinelClient
 from ..systems.mpi_libraries import OPEN_MPI
 from .prepare import hide_env, restore_env, set_env
 from .site import apply_site
@@ -49,7 +49,7 @@ except ImportError:
 """
 
 
-def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentinel: SentinelClient) -> Any:
+def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, agent: AgentClient) -> Any:
     """Initialise MPI and return `mpi4py.MPI`; raise LaunchError, on every rank, if the ranks can't make one world.
 
     If launcher and library are incompatible, MPI_Init ends the process, or makes each process a world of its own. So
@@ -70,7 +70,7 @@ def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentine
         check_compatibility(started_by, loaded, schedulers.list_mpi_interfaces(started_by.launcher))
     apply_site(config)
     check_shared_memory(loaded, describe_missing_shm(), runtime.hostname())
-    sentinel.report_stage("MPI_Init")
+    agent.report_stage("MPI_Init")
     if started_by is None or (started_by.by_srun and started_by.size == 1):  # the shell that salloc opens is a step
         warn(warn_unlaunched(loaded, *schedulers.find_intended_size(os.environ)))
     saved = set_env(exclude_transports(loaded)) | hide_env(list_hidden_prefixes(started_by, loaded))
@@ -81,7 +81,7 @@ def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, sentine
     begin_stage("MPI_Init")
     mpi.call_mpi_init(MPI)
     restore_env(saved)
-    sentinel.report_stage("the start after MPI_Init")
+    agent.report_stage("the start after MPI_Init")
     try:
         check_world_size(started_by, MPI.COMM_WORLD.size, loaded)
     except LaunchError:

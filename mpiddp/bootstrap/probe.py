@@ -1,6 +1,6 @@
 """Probe rank 0's addresses from the other nodes, to find an address that all of them reach.
 
-Rank 0's sentinel listens on all of them. One rank of each other node connects to all of them. The kernel does that
+Rank 0's agent listens on all of them. One rank of each other node connects to all of them. The kernel does that
 while the ranks import torch, so it costs no time.
 """
 
@@ -25,7 +25,7 @@ POLL_INTERVAL_S = 0.1  # between two checks for connections
 
 
 class ProbeTarget(NamedTuple):
-    """Where rank 0's sentinel listens: its addresses, the best first, a port, and the token that it answers with."""
+    """Where rank 0's agent listens: its addresses, the best first, a port, and the token that it answers with."""
 
     addresses: tuple[str, ...]
     port: int

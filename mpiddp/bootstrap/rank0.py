@@ -23,7 +23,7 @@ from .rollcall import Rendezvous
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from ..sentinel.client import SentinelClient
+    from ..agent.client import AgentClient
 
 RESPOND_INTERVAL_S = 0.05
 SCRIPT_OPEN_FILES = 512  # that the script may need
@@ -32,13 +32,13 @@ SCRIPT_OPEN_FILES = 512  # that the script may need
 class BootstrapHost:
     """Makes rank 0's plans for the roll call.
 
-    While rank 0 imports torch its sentinel answers the probes of other nodes, and then coordinates the sentinels.
-    Without a sentinel a thread answers, and there is no coordinator.
+    While rank 0 imports torch its agent answers the probes of other nodes, and then coordinates the agents.
+    Without an agent a thread answers, and there is no coordinator.
     """
 
-    def __init__(self, rendezvous: Rendezvous, config: LaunchConfig, sentinel: SentinelClient | None) -> None:
+    def __init__(self, rendezvous: Rendezvous, config: LaunchConfig, agent: AgentClient | None) -> None:
         self.server: dist.Store | None = None
-        self._rendezvous, self._config, self._sentinel = rendezvous, config, sentinel
+        self._rendezvous, self._config, self._agent = rendezvous, config, agent
         self._asked = network.NetworkConstraint(config.interface, config.master_addr)
         self._offered: list[Interface] = []
         self._nodes: list[HostFacts] = []  # of each node's lowest rank
@@ -72,8 +72,8 @@ class BootstrapHost:
         return plan_post_torch(facts, hosts, self._config, endpoint, node_interfaces, choose_advice(self._nodes[0]))
 
     @property
-    def _sentinel_port(self) -> int:
-        """The port of the sentinel, 0 for a free one."""
+    def _agent_port(self) -> int:
+        """The port of the agent, 0 for a free one."""
         return self._config.port and self._config.port + 1
 
     def _choose_sockets(self, chosen: Sequence[str], trials: Mapping[int, Sequence[network.ProbeResult]]) -> list[str]:
@@ -88,12 +88,12 @@ class BootstrapHost:
              for node, (facts, name) in enumerate(zip(self._nodes, chosen, strict=True))], self._asked.interface)
 
     def _open_probe_target(self) -> ProbeTarget:
-        """Make the sentinel answer on every address of this node, until it coordinates."""
+        """Make the agent answer on every address of this node, until it coordinates."""
         addresses, token = tuple(interface.address for interface in self._offered), os.urandom(16).hex()
-        if self._sentinel is not None and (port := self._sentinel.serve_probes(token, self._sentinel_port)):
+        if self._agent is not None and (port := self._agent.serve_probes(token, self._agent_port)):
             return ProbeTarget(addresses, port, token)
-        with naming_port_errors(self._sentinel_port, self._rendezvous.hosts[0]):
-            responder = ProbeResponder(token, self._sentinel_port)
+        with naming_port_errors(self._agent_port, self._rendezvous.hosts[0]):
+            responder = ProbeResponder(token, self._agent_port)
         threading.Thread(target=self._answer_probes, args=(responder,), daemon=True).start()
         return ProbeTarget(addresses, responder.port, token)
 
@@ -104,7 +104,7 @@ class BootstrapHost:
         responder.close()
 
     def _open_store(self, address: str) -> Endpoint:
-        """Serve the job's store, and make this rank's sentinel the coordinator."""
+        """Serve the job's store, and make this rank's agent the coordinator."""
         from .store import serve_store
 
         raise_open_file_limit(self._rendezvous.size)
@@ -112,11 +112,11 @@ class BootstrapHost:
         with naming_port_errors(self._config.port, host):
             self.server, endpoint = serve_store(address, self._config.startup_timeout_s, self._config.port)
         token, port = os.urandom(16).hex(), 0
-        if self._sentinel is not None:
-            port = self._sentinel.start_coordinator(address, token, self._rendezvous.size, self._sentinel_port)
-            if self._sentinel_port and not port:
-                with naming_port_errors(self._sentinel_port, host):
-                    listen(address, self._sentinel_port).close()  # no error: it is the sentinel that fails
+        if self._agent is not None:
+            port = self._agent.start_coordinator(address, token, self._rendezvous.size, self._agent_port)
+            if self._agent_port and not port:
+                with naming_port_errors(self._agent_port, host):
+                    listen(address, self._agent_port).close()  # no error: it is the agent that fails
         return endpoint._replace(watch_port=port, watch_token=token)
 
 

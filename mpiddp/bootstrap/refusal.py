@@ -19,7 +19,7 @@ from ..systems.statuses import EXIT_CANNOT_START
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..sentinel.client import SentinelClient
+    from ..agent.client import AgentClient
 
 SPEAKER_TIMEOUT_S = 2.0  # for rank 0 to print, before a launcher that sees another rank end suppresses its output
 
@@ -58,12 +58,12 @@ def refuse_early(message: str, on_node: bool = False, speaker: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def refusing_early(sentinel: SentinelClient) -> Iterator[None]:
+def refusing_early(agent: AgentClient) -> Iterator[None]:
     """Print why the start up to MPI_Init, which runs in this block, fails."""
     try:
         yield
     except LaunchError as error:
-        sentinel.report_locally_handled()
+        agent.report_locally_handled()
         refuse_early(format_refusal(error), isinstance(error, LocalLaunchError), error.speaker)
         raise
 

@@ -61,7 +61,7 @@ def await_all(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
 class Rendezvous:
     """The ranks of a communicator during their start, which may take `timeout_s` from `began_s` on.
 
-    The sentinels use the same start time (time.monotonic()); rank 0 uses the earliest start of the ranks that wait for
+    The agents use the same start time (time.monotonic()); rank 0 uses the earliest start of the ranks that wait for
     it. `hosts` are the ranks' hostnames on rank 0, once it knows them, and empty elsewhere. `job_ranks` are the
     ranks' numbers in the job, if the communicator has only some of its ranks.
     """

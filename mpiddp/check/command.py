@@ -82,7 +82,7 @@ def parse_arguments(arguments: list[str] | None, environ: Mapping[str, str]) -> 
 def check_in_rank(options: CheckOptions, job: RunningJob, config: LaunchConfig) -> int:
     """Check, and end this rank with the exit status: the check's on rank 0, 0 on other ranks."""
     from ..failure.root_cause import Report, ReportKind
-    from .bench.transport import pairwise_backend  # loads torch, which the sentinel must not have
+    from .bench.transport import pairwise_backend  # loads torch, which the agent must not have
     from .schedule import ALLREDUCE_TIMEOUT_S, prepare_schedule
 
     assert job.termination

@@ -1,4 +1,4 @@
-"""Which hosts do not answer: probed by rank 0's sentinel while its rank waits in MPI_Init, and between attempts."""
+"""Which hosts do not answer: probed by rank 0's agent while its rank waits in MPI_Init, and between attempts."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class FailureContext(NamedTuple):
 
     @property
     def awaits_ranks(self) -> bool:
-        """Return whether some ranks' sentinels have not registered yet: a rank may die before its sentinel has."""
+        """Return whether some ranks' agents have not registered yet: a rank may die before its agent has."""
         return len(self.hosts) < self.world_size
 
     @property

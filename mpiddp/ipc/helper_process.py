@@ -106,7 +106,7 @@ class OwnedDescriptors:
 
 
 class HelperProcess(Generic[Sent, Received]):
-    """The sentinel of a rank, or the relay of its output.
+    """The agent of a rank, or the relay of its output.
 
     It is forked twice, so it is no child that a script could find. `channel` is the connection to it. A pipe that
     stays empty shows that it is alive: the helper alone holds the writing end.

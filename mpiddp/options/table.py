@@ -60,7 +60,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "port": {
         "default": 0, "type": parse_port, "metavar": "N",
-        "help": "port of the store on rank 0's node; the sentinels use N+1, --show fold N+2 (default: free ports). "
+        "help": "port of the store on rank 0's node; the agents use N+1, --show fold N+2 (default: free ports). "
                 "NCCL, gloo and MPI use other ports, which have their own settings",
     },
     "bind": {

@@ -65,7 +65,7 @@ class RelayClient:
     def start(self, forward: ForwardConfig, listener: int = -1) -> int:
         """Redirect stdout and stderr to the relay; `listener` is a descriptor on which it accepts other relays, or -1.
 
-        Return a socket for the sentinel if output is folded or logged, else -1.
+        Return a socket for the agent if output is folded or logged, else -1.
         """
         self._channel.send(forward, listener)
         if listener >= 0:

@@ -17,6 +17,7 @@ from ..ipc.event_loop import EventLoop
 from ..ipc.helper_process import set_process_title
 from .log import RankLog
 from .protocol import (
+    AgentToRelay,
     AggregationConfig,
     CrashStack,
     Flush,
@@ -28,9 +29,8 @@ from .protocol import (
     RankEnds,
     RankToRelay,
     RelaySocket,
+    RelayToAgent,
     RelayToRank,
-    RelayToSentinel,
-    SentinelToRelay,
 )
 from .streams import DropPolicy, FdWriter, Prefixer
 
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from .upstream import Upstream
 
 RankChannel = Channel[RelayToRank, RankToRelay]
-SentinelChannel = Channel[RelayToSentinel, SentinelToRelay]
+AgentChannel = Channel[RelayToAgent, AgentToRelay]
 RANK_CODEC: Codec[RankToRelay] = Codec(RankToRelay)
-SENTINEL_CODEC: Codec[SentinelToRelay] = Codec(SentinelToRelay)
+AGENT_CODEC: Codec[AgentToRelay] = Codec(AgentToRelay)
 
 NO_TIMEOUT_S = 10**6
 PIPE_BYTES = 65536  # the capacity of a pipe (man 7 pipe)
-CRASH_STACK_TIMEOUT_S = 1.0  # for the sentinel to send a crashed rank's stack
+CRASH_STACK_TIMEOUT_S = 1.0  # for the agent to send a crashed rank's stack
 
 
 def forward_output(sock: socket.socket, out: int, err: int) -> None:
@@ -69,7 +69,7 @@ class Forwarder:
         self._loop = EventLoop(self._on_error)
         self._is_held = False
         self._is_rank_gone = False
-        self._awaits_stack = False  # from the sentinel, if the rank has crashed
+        self._awaits_stack = False  # from the agent, if the rank has crashed
         self._drop_policy: DropPolicy | None = None
         self._unfolded_prefix = ""  # for output that cannot be folded
         self._has_lost_output = False
@@ -176,7 +176,7 @@ class Forwarder:
         self._close_if_done()
 
     def _close_if_done(self) -> None:
-        """End after the rank, once all its output is shown; then its sentinel may report a failure."""
+        """End after the rank, once all its output is shown; then its agent may report a failure."""
         if not self._streams and self._is_rank_gone and not self._awaits_stack:
             self._sink.flush(lambda: self._sink.close(self._end))
 
@@ -235,30 +235,30 @@ class Forwarder:
                 case QueryLoss():
                     self._control.send(LossReply(self._log.lost_from if self._log is not None else -1))
                 case RelaySocket():
-                    sentinel = SentinelChannel(socket.socket(fileno=self._control.take_descriptor()), SENTINEL_CODEC)
+                    agent = AgentChannel(socket.socket(fileno=self._control.take_descriptor()), AGENT_CODEC)
                     self._awaits_stack = self._log is not None
-                    self._loop.watch(sentinel, partial(self._receive_from_sentinel, sentinel))
+                    self._loop.watch(agent, partial(self._receive_from_agent, agent))
                 case ForwardConfig() | Text() | Unreadable():
                     pass
                 case _:
                     assert_never(message)
 
-    def _receive_from_sentinel(self, sentinel: SentinelChannel) -> None:
+    def _receive_from_agent(self, agent: AgentChannel) -> None:
         try:
-            messages = sentinel.receive()
+            messages = agent.receive()
         except (EOFError, OSError):
-            self._loop.unwatch(sentinel)
+            self._loop.unwatch(agent)
             self._take_stack()
             return
         for message in messages:
             self._catch_up()
             if isinstance(message, Flush):
-                self._sink.flush(lambda: sentinel.send(Flushed()))
+                self._sink.flush(lambda: agent.send(Flushed()))
             elif isinstance(message, CrashStack):
                 self._take_stack(message.text)
 
     def _take_stack(self, text: str = "") -> None:
-        """Write the stack of a crash, if any, to the log; the sentinel sends nothing more."""
+        """Write the stack of a crash, if any, to the log; the agent sends nothing more."""
         if self._log is not None and text:
             self._log.write_stack(text)
         if self._awaits_stack:

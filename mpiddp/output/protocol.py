@@ -1,4 +1,4 @@
-"""Messages of a rank and its sentinel to the rank's output relay, and the relay's answers."""
+"""Messages of a rank and its agent to the rank's output relay, and the relay's answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ForwardConfig(NamedTuple):
 
 
 class RelaySocket(NamedTuple):
-    """Carries the relay's end of the socket over which it and the rank's sentinel exchange messages."""
+    """Carries the relay's end of the socket over which it and the rank's agent exchange messages."""
 
 
 class Flush(NamedTuple):
@@ -79,5 +79,5 @@ class CrashStack(NamedTuple):
 
 RankToRelay = ForwardConfig | RelaySocket | Flush | QueryLoss | RankEnds
 RelayToRank = Flushed | LossReply | Forwarded
-SentinelToRelay = Flush | CrashStack
-RelayToSentinel = Flushed
+AgentToRelay = Flush | CrashStack
+RelayToAgent = Flushed

@@ -73,7 +73,7 @@ class Output:
         self._log_end = -1  # the log's size when the relay was killed
 
     def start(self, target: OutputTarget) -> int:
-        """Redirect output to a target; return a socket for the sentinel, as RelayClient.start() does."""
+        """Redirect output to a target; return a socket for the agent, as RelayClient.start() does."""
         is_shown, forward, listener = target
         self._is_shown, self._rank_name, self._log = is_shown, forward.who, forward.log
         if self._relay is not None and not is_shown and not forward.log.path:

@@ -14,8 +14,8 @@ class Endpoint(NamedTuple):
     """Where rank 0's store listens.
 
     All keys of this job in the store start with the random `token`. The random `run_id` names the job for the script.
-    `watch_port` is the port of rank 0's sentinel, 0 if it does not listen. `watch_token` authenticates the other
-    sentinels; it is no key of the store, since anyone who reaches the store can read its keys.
+    `watch_port` is the port of rank 0's agent, 0 if it does not listen. `watch_token` authenticates the other
+    agents; it is no key of the store, since anyone who reaches the store can read its keys.
     """
 
     address: str

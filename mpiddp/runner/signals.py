@@ -145,13 +145,13 @@ def release_signals() -> None:
 
 
 def watch_handlers() -> None:
-    """Replace what signal.signal() calls, so that the sentinel knows which stop signals the script leaves to us."""
+    """Replace what signal.signal() calls, so that the agent knows which stop signals the script leaves to us."""
     if not getattr(sys.modules["_signal"].signal, "watches_handlers", False):
         wrap_function("signal", with_handler_published, sys.modules["_signal"])
 
 
 def with_handler_published(install: Callable[[int, Any], Any]) -> Callable[[int, Any], Any]:
-    """Return a function like signal.signal() that also tells the sentinel of this process which signals are noted."""
+    """Return a function like signal.signal() that also tells the agent of this process which signals are noted."""
     owner = os.getpid()
 
     @functools.wraps(install)

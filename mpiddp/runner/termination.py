@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from ..agent.client import AgentClient
+from ..agent.protocol import EndDecision
 from ..base.config import LaunchConfig
 from ..base.errors import EndTimeoutError
 from ..base.files import parse_stream_path, write_file
@@ -38,15 +40,13 @@ from ..failure.root_cause import MAX_STACK_CHARS, Report, ReportKind, RootCause
 from ..output import index
 from ..output.redirect import Output, OutputTarget, keep_streams_open, make_flush_fail
 from ..planning.environment import Endpoint
-from ..sentinel.client import SentinelClient
-from ..sentinel.protocol import EndDecision
 from ..where import progress
 from . import teardown
 from .signals import ignore_clean_exits, mute_handlers, restore_dispositions
 
 UNKNOWN_EXIT_CAUSE = "raised SystemExit (exit status unknown) while other ranks waited for it"
 MAX_REPORT_ATTEMPTS = 20  # a signal's handler may interrupt each
-ERROR_FILE_TIMEOUT_S = 0.5  # to write --error-file without a sentinel
+ERROR_FILE_TIMEOUT_S = 0.5  # to write --error-file without an agent
 LOSS_QUERY_TIMEOUT_S, LOSS_QUERY_FAILED_TIMEOUT_S = 1.0, 0.1  # for the relay's answer; the latter if the rank failed
 
 
@@ -54,14 +54,14 @@ class Termination:
     """Ends the process that created it; processes that it forked only end themselves."""
 
     def __init__(
-        self, mpi: Any, sentinel: SentinelClient, member: RankIdentity, output: Output, config: LaunchConfig
+        self, mpi: Any, agent: AgentClient, member: RankIdentity, output: Output, config: LaunchConfig
     ) -> None:
-        self._mpi, self._sentinel, self._member, self._output = mpi, sentinel, member, output
+        self._mpi, self._agent, self._member, self._output = mpi, agent, member, output
         self._python_exit, self._full = config.python_exit, config.full_traceback
         self._pid = os.getpid()
         self.status = 0  # with which this process will exit, as far as is known
         self.main_globals: dict[str, Any] | None = None  # of a program with its own main()
-        self._relay_socket = -1  # over which the sentinel reaches the relay
+        self._relay_socket = -1  # over which the agent reaches the relay
         self._leave: Callable[[], object] = bool
         self._exit_hook = hard_exit  # what os._exit is
         self._loaded: frozenset[str] = frozenset()  # the modules before the script
@@ -79,9 +79,9 @@ class Termination:
         """Return whether this is the rank's own process, not one that it has forked."""
         return os.getpid() == self._pid
 
-    def join_sentinels(self, endpoint: Endpoint) -> None:
-        """Register this rank's sentinel with the coordinator; from now on it may ask this process to end itself."""
-        self._sentinel.register(self._member, endpoint, self._end_on_request)
+    def join_agents(self, endpoint: Endpoint) -> None:
+        """Register this rank's agent with the coordinator; from now on it may ask this process to end itself."""
+        self._agent.register(self._member, endpoint, self._end_on_request)
 
     def redirect_output(self, target: OutputTarget) -> None:
         """Send this process's output to a target from now on."""
@@ -106,9 +106,9 @@ class Termination:
         If the program calls os._exit(0), `leave` is called first, because launchers treat such an exit as a crash. With
         another status it fails as by sys.exit(). Its objects are not destroyed, as under Python.
         """
-        self._sentinel.watch_script(self._relay_socket)
+        self._agent.watch_script(self._relay_socket)
         if self._relay_socket >= 0:
-            os.close(self._relay_socket)  # the sentinel has it
+            os.close(self._relay_socket)  # the agent has it
         self._leave, self._has_script = leave, True
 
         @functools.wraps(hard_exit)
@@ -130,7 +130,7 @@ class Termination:
         if os._exit is self._exit_hook:
             os._exit = hard_exit
         self._output.finish()
-        self._sentinel.detach()
+        self._agent.detach()
         if self.close():
             make_flush_fail()
 
@@ -176,17 +176,17 @@ class Termination:
         flush()
 
     def announce_script_end(self, exit_line: str | None = None) -> None:
-        """Report to the sentinels that the script has ended; its output is flushed before.
+        """Report to the agents that the script has ended; its output is flushed before.
 
         `exit_line` is the line at which it raised a SystemExit of unknown status, None if it did not.
         """
         flush()
-        self._sentinel.report_script_ended(None if exit_line is None else Report(
+        self._agent.report_script_ended(None if exit_line is None else Report(
             self._member.rank, self._member.host, ReportKind.ERROR, UNKNOWN_EXIT_CAUSE, 1, exit_line))
 
     def describe_unfinished(self) -> str:
         """Return the ranks whose script has not ended, with their places, as text; empty if they are unknown."""
-        return self._sentinel.unfinished_ranks()
+        return self._agent.unfinished_ranks()
 
     def has_lost_log(self) -> bool:
         """Return whether the log has lost some of what was written so far, as far as is known."""
@@ -202,10 +202,10 @@ class Termination:
         self._output.flush()
 
     def close(self) -> bool:
-        """End the relay and the sentinel of this process after it left the job; return whether output was lost."""
+        """End the relay and the agent of this process after it left the job; return whether output was lost."""
         is_lost = self._output.finish()
         self._record_status(self._output.exit_status(self.status))
-        self._sentinel.dismiss()
+        self._agent.dismiss()
         return is_lost
 
     # By a failure
@@ -251,7 +251,7 @@ class Termination:
                 decision = self._request_decision(report)
                 self._grace_timer = threading.Timer(self._member.grace_s, self._on_grace_expired, (decision, error))
                 self._grace_timer.daemon = True
-                with contextlib.suppress(RuntimeError):  # if no thread can be started, the sentinel ends us
+                with contextlib.suppress(RuntimeError):  # if no thread can be started, the agent ends us
                     self._grace_timer.start()
             except BaseException as other:
                 error = error if isinstance(other, SystemExit) else other
@@ -284,7 +284,7 @@ class Termination:
         assert self._decision
         with contextlib.suppress(BaseException):
             self.drop_script()
-        self._sentinel.report_cleanup_done()
+        self._agent.report_cleanup_done()
         flush_streams()
         self._output.finish()
         self._record_status(self.status or self._decision.status)
@@ -305,7 +305,7 @@ class Termination:
         hard_exit(status)
 
     def _end_on_request(self, status: int) -> NoReturn:
-        """End the job at the sentinel's request, wherever the script is."""
+        """End the job at the agent's request, wherever the script is."""
         flush_files()
         self.end_job(status)
 
@@ -320,7 +320,7 @@ class Termination:
                     signal.signal(signal.SIGINT, signal.SIG_IGN)  # MPICH's launcher sends it to a failed job's ranks
                 flush()
                 self.status = report.status
-                decision = self._sentinel.report_failure(report)
+                decision = self._agent.report_failure(report)
                 mute_handlers()
                 self._decision = decision
             return self._decision
@@ -337,11 +337,11 @@ class Termination:
         self._print_report(verdict, stack)
 
     def _print_report(self, verdict: RootCause, stack: str = "") -> None:
-        """Print the report, write --error-file, and tell the sentinel that the reason is printed."""
+        """Print the report, write --error-file, and tell the agent that the reason is printed."""
         if self._report_printed:
             return
         self._report_printed = True
-        after_s = time.monotonic() - self._sentinel.start
+        after_s = time.monotonic() - self._agent.start
         lost = self._output.query_log_loss(LOSS_QUERY_FAILED_TIMEOUT_S)
         self._output.tee_to_terminal(print_failure(verdict, self._member, after_s, lost, self._output.print_unfolded))
         index.try_update_record(self._member.log, is_first=verdict.first.rank == self._member.rank)
@@ -349,7 +349,7 @@ class Termination:
         stack = truncate_middle(stack, MAX_STACK_CHARS)
         error_record = format_error_file(verdict, self._member, progress.step_count(), stack) if path else ""
         is_stream = parse_stream_path(path) >= 0  # of this process alone
-        if (not self._sentinel.report_printed("" if is_stream else error_record) or is_stream) and error_record:
+        if (not self._agent.report_printed("" if is_stream else error_record) or is_stream) and error_record:
             run_briefly(lambda: write_file(path, error_record), ERROR_FILE_TIMEOUT_S)
 
     def _record_status(self, status: int) -> None:

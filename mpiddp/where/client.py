@@ -41,7 +41,7 @@ MAX_JOB_AGE_S = 30 * 86400.0  # older jobs that cannot be reached are considered
 MAX_INSPECTED = 4  # ranks
 INSPECT_TIMEOUT_S = 20.0  # for all of them
 SNAPSHOT_TIMEOUT_S = 15.0  # the coordinator waits two seconds for the ranks; a busy node may take longer for the rest
-SENTINEL_KILLED = "the sentinel of its rank 0 was killed; check the job's output"
+AGENT_KILLED = "the agent of its rank 0 was killed; check the job's output"
 
 Reply = TypeVar("Reply", SnapshotReply, ThreadsReply)
 
@@ -190,11 +190,11 @@ def request_snapshot(endpoint: JobEndpoint, options: InspectOptions | None = Non
         remove_file(endpoint_path(endpoint))
         raise UnansweredError(f"job {endpoint.name} is no longer running: it was killed") from None
     except (EOFError, ConnectionResetError, BrokenPipeError):
-        raise UnansweredError(f"job {endpoint.name} has just ended, or {SENTINEL_KILLED}") from None
+        raise UnansweredError(f"job {endpoint.name} has just ended, or {AGENT_KILLED}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise UnansweredError(f"job {endpoint.name} sent an answer that this mpiddp cannot read") from None
     except TimeoutError:
-        raise UnansweredError(f"job {endpoint.name} does not answer: {SENTINEL_KILLED}" if is_local else
+        raise UnansweredError(f"job {endpoint.name} does not answer: {AGENT_KILLED}" if is_local else
                               unreachable_hint(endpoint, "timed out")) from None
     except OSError as error:
         raise UnansweredError(unreachable_hint(endpoint, str(error))) from None

@@ -1,4 +1,4 @@
-"""Stack dumps inside a rank, sent with its progress when its sentinel requests them."""
+"""Stack dumps inside a rank, sent with its progress when its agent requests them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..ipc.helper_process import THREAD_BLOCKED_SIGNALS, file_identity
 from .protocol import ASK_SIGNAL, FLUSH, TRACER, TRACER_END, WHERE, Progress, StackSample
 
 THREAD_END_TIMEOUT_S = 1.0
-NO_READER = errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.EBADF  # the sentinel does not read, or is gone
+NO_READER = errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.EBADF  # the agent does not read, or is gone
 MAX_CALLS = 100  # the innermost ones
 OUTERMOST_CALLS = ("_run_module_as_main", "_bootstrap", "<module>")  # of `python -m`, of a thread, and of a script
 YAMA = "/proc/sys/kernel/yama/ptrace_scope"
@@ -32,7 +32,7 @@ PR_SET_PTRACER = 0x59616D61  # (linux/prctl.h)
 
 
 class StackDumper:
-    """The rank's ends of a pipe and a socket to its sentinel.
+    """The rank's ends of a pipe and a socket to its agent.
 
     A thread of the rank answers requests on the socket: for the main thread's stack and a `Progress`, or to flush the
     script's files. ASK_SIGNAL requests the stack of a process that the rank has forked, and of the rank if its thread
@@ -48,20 +48,20 @@ class StackDumper:
         if handled_signals([ASK_SIGNAL]) or signal.getsignal(ASK_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN):
             raise OSError(f"signal {ASK_SIGNAL} is already in use")
         self.read_end, self.write_end = os.pipe()
-        os.set_blocking(self.write_end, False)  # the rank never waits for the sentinel: unread stacks are dropped
+        os.set_blocking(self.write_end, False)  # the rank never waits for the agent: unread stacks are dropped
         try:
-            self._socket, self.sentinel_socket = (end.detach() for end in socket.socketpair())
+            self._socket, self.agent_socket = (end.detach() for end in socket.socketpair())
         except OSError:
             os.close(self.read_end)
             os.close(self.write_end)
             raise
         os.set_blocking(self._socket, False)
         self._files = {descriptor: file_identity(descriptor)
-                       for descriptor in (self.read_end, self.write_end, self._socket, self.sentinel_socket)}
+                       for descriptor in (self.read_end, self.write_end, self._socket, self.agent_socket)}
         self._main_thread = _thread.get_ident()
         self._signals, self._writing_pid = 0, 0  # signals not yet answered; the process whose handler is writing
         self._handler = self._on_signal  # one object, so that it can be compared with getsignal()
-        self._permit: Callable[[], object] = bool  # lets the sentinel trace this process
+        self._permit: Callable[[], object] = bool  # lets the agent trace this process
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(ASK_SIGNAL, self._handler)
             signal.siginterrupt(ASK_SIGNAL, False)
@@ -81,16 +81,16 @@ class StackDumper:
         with contextlib.suppress(ValueError):  # not in the main thread
             if signal.getsignal(ASK_SIGNAL) == self._handler:
                 signal.signal(ASK_SIGNAL, signal.SIG_IGN)
-        if self._is_ours(self.sentinel_socket):
-            with (socket.socket(fileno=os.dup(self.sentinel_socket)) as sentinel_socket,
+        if self._is_ours(self.agent_socket):
+            with (socket.socket(fileno=os.dup(self.agent_socket)) as agent_socket,
                   contextlib.suppress(OSError)):
-                sentinel_socket.shutdown(socket.SHUT_RDWR)  # which ends the thread
+                agent_socket.shutdown(socket.SHUT_RDWR)  # which ends the thread
             self._thread_runs.acquire(timeout=THREAD_END_TIMEOUT_S)
         for descriptor in filter(self._is_ours, self._files):
             os.close(descriptor)
 
     def release_signal(self) -> None:
-        """Restore the signal's default action; call this when no sentinel is left to send it."""
+        """Restore the signal's default action; call this when no agent is left to send it."""
         with contextlib.suppress(ValueError):  # not in the main thread
             if signal.getsignal(ASK_SIGNAL) == signal.SIG_IGN:
                 signal.signal(ASK_SIGNAL, signal.SIG_DFL)
@@ -134,7 +134,7 @@ class StackDumper:
                 self._signals -= signals
 
     def _send(self, descriptor: int, message: StackSample | Progress) -> None:
-        """Send a message to the sentinel on a line of its own; drop it if the sentinel does not read."""
+        """Send a message to the agent on a line of its own; drop it if the agent does not read."""
         try:
             if self._is_ours(descriptor):
                 os.write(descriptor, b"\n" + encode(message) + b"\n")

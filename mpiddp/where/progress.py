@@ -16,7 +16,7 @@ from .protocol import Progress
 MAX_GROUPS = 64
 MAX_RANGES = 5  # of a group's ranks
 
-_count = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")  # calls of mpiddp.should_stop(), shared with the sentinel
+_count = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("q")  # calls of mpiddp.should_stop(), shared with the agent
 _noted = _count[1:2]  # a bit for each signal that is noted for should_stop(), shared as well
 _step_s = 0.0  # time of the last one (time.monotonic())
 
@@ -29,12 +29,12 @@ def count_step() -> None:
 
 
 def step_count() -> int:
-    """Return the number of steps of this rank, or of this sentinel's rank, even after that has ended."""
+    """Return the number of steps of this rank, or of this agent's rank, even after that has ended."""
     return _count[0]
 
 
 def publish_noted_signals(numbers: Iterable[int]) -> None:
-    """Tell the sentinel which signals are noted for should_stop()."""
+    """Tell the agent which signals are noted for should_stop()."""
     _noted[0] = sum(1 << number for number in numbers)
 
 

@@ -1,4 +1,4 @@
-"""The messages by which a user, the coordinator and a sentinel request stacks and progress."""
+"""The messages by which a user, the coordinator and an agent request stacks and progress."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 ASK_SIGNAL = signal.SIGRTMAX - 2  # requests the `StackSample` of a rank, or of a process that it has forked
 
-# Requests of a sentinel on the socket of `QuerySocket`: send stack and progress; flush all files; let process %d trace
+# Requests of an agent on the socket of `QuerySocket`: send stack and progress; flush all files; let process %d trace
 # you.
 WHERE, FLUSH, TRACER, TRACER_END = b"?", b"!", b"+", b";"
 
-# From a rank to its sentinel
+# From a rank to its agent
 
 
 class StackPipe(NamedTuple):
@@ -21,7 +21,7 @@ class StackPipe(NamedTuple):
 
 
 class QuerySocket(NamedTuple):
-    """Carries the sentinel's end of the socket on which a thread of the rank takes requests."""
+    """Carries the agent's end of the socket on which a thread of the rank takes requests."""
 
 
 class StackSample(NamedTuple):
@@ -32,7 +32,7 @@ class StackSample(NamedTuple):
 
 
 class InspectFds(NamedTuple):
-    """The descriptors by which a sentinel inspects its rank, each -1 if there is none.
+    """The descriptors by which an agent inspects its rank, each -1 if there is none.
 
     The rank writes a `StackSample` to `pipe` through its own `descriptor`, and answers requests on `socket`.
     """
@@ -66,7 +66,7 @@ class Progress(NamedTuple):
 
 
 class SnapshotRequest(NamedTuple):
-    """Request a snapshot. If a sentinel sends this, for its rank's SIGQUIT, the coordinator prints the snapshot."""
+    """Request a snapshot. If an agent sends this, for its rank's SIGQUIT, the coordinator prints the snapshot."""
 
 
 class SnapshotReply(NamedTuple):
@@ -78,7 +78,7 @@ class SnapshotReply(NamedTuple):
 class ThreadsRequest(NamedTuple):
     """Request the stacks of all threads of a rank, with the frames of C code if `native`.
 
-    The coordinator sets `asker`, forwards this to the rank's sentinel, and the reply to the asker.
+    The coordinator sets `asker`, forwards this to the rank's agent, and the reply to the asker.
     """
 
     rank: int
@@ -94,7 +94,7 @@ class ThreadsReply(NamedTuple):
     asker: int = -1
 
 
-# Between the coordinator and a sentinel
+# Between the coordinator and an agent
 
 
 class SampleRequest(NamedTuple):

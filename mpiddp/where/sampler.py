@@ -1,4 +1,4 @@
-"""The sentinel's samples of its rank: stacks, from the rank's processes or from py-spy, and the kernel's counters."""
+"""The agent's samples of its rank: stacks, from the rank's processes or from py-spy, and the kernel's counters."""
 
 from __future__ import annotations
 

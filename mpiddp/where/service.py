@@ -1,4 +1,4 @@
-"""The coordinator's snapshot service: samples all ranks through their sentinels, and answers the requesters."""
+"""The coordinator's snapshot service: samples all ranks through their agents, and answers the requesters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Outgoing = list[tuple[int, SampleRequest | SnapshotReply]]  # links, and the mes
 
 
 class SnapshotCollector:
-    """Requests a sample from each sentinel, and gathers the answers."""
+    """Requests a sample from each agent, and gathers the answers."""
 
     def __init__(self) -> None:
         self._number = 0  # of the current request

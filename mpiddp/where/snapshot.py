@@ -19,7 +19,7 @@ NO_HOST_CHARACTER = re.compile(r"[^\w.:-]")
 class Activity(enum.Enum):
     """What a rank does, as seen from outside. `--json` has the names."""
 
-    LOST = "unreachable: the sentinel does not answer"
+    LOST = "unreachable: the agent does not answer"
     GONE = "gone: its process has exited"
     STOPPED = "stopped by SIGSTOP or a debugger"
     KERNEL = "in uninterruptible sleep, usually I/O"
@@ -67,7 +67,7 @@ class CollectiveSeq(NamedTuple):
 
 
 class RankSample(NamedTuple):
-    """The state of a rank, sampled by its sentinel."""
+    """The state of a rank, sampled by its agent."""
 
     rank: int
     host: str
@@ -76,8 +76,8 @@ class RankSample(NamedTuple):
     wchan: str = ""  # the kernel function in which the main thread sleeps
     cores: float = 0.0  # share of a core that the main thread used or waited for, while it was sampled
     busy_s: float = 0.0  # CPU time of the rank and its descendants since they started; without the rank's if it `spins`
-    moved_bytes: int = 0  # that they read and wrote, and at least received on sockets, except from the sentinel
-    has_answered: bool = True  # whether the sentinel answered
+    moved_bytes: int = 0  # that they read and wrote, and at least received on sockets, except from the agent
+    has_answered: bool = True  # whether the agent answered
     has_ended: bool = False  # whether the script has reached its end
     children: tuple[ChildProcess, ...] = ()
     steps: int = 0  # calls of mpiddp.should_stop()

@@ -17,7 +17,7 @@ SNAPSHOTS_PER_LIMIT = 5  # within the time after which a stall is reported
 IDLE_CORES = 0.02  # CPU time of the rank and its descendants
 CLOCK_GRAIN_S = 0.02  # the kernel counts user and system time in hundredths of a second, each
 IDLE_BYTES_PER_S = 4096
-IDLE_FAULTS_PER_S = 20  # plus 20: a waiting rank that answers its sentinel has up to 10
+IDLE_FAULTS_PER_S = 20  # plus 20: a waiting rank that answers its agent has up to 10
 OBSERVED_SIGNS = "stacks, CPU time, page faults, file I/O, TCP"  # of all ranks and their children
 DEADLOCK_STATUS = 1  # as of --exit-timeout
 
@@ -60,7 +60,7 @@ class StallDetector:
 
     def _report_hidden(self, hidden: Sequence[RankSample]) -> str:
         """Return that hangs cannot be detected, once for each rank and reason."""
-        reasons = {sample.rank: sample.unseen if sample.has_answered else "its sentinel does not answer"
+        reasons = {sample.rank: sample.unseen if sample.has_answered else "its agent does not answer"
                    for sample in hidden}
         new = {rank: reason for rank, reason in reasons.items() if self._reported.get(rank) != reason}
         if not new:

@@ -1,4 +1,4 @@
-"""Be `python -m mpiddp`, whose sentinel answers as soon as the rank has: it does not measure how busy that is."""
+"""Be `python -m mpiddp`, whose agent answers as soon as the rank has: it does not measure how busy that is."""
 
 import sys
 

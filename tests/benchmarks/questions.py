@@ -3,7 +3,7 @@
     python -m tests.benchmarks.questions [NUMBER] [--seconds SECONDS] [--only plain|busy]
 
 Two jobs of two ranks each answer half of the questions: a plain loop, and one with DataLoader workers and many threads.
-Then each trains as many steps once more while nobody asks. Their sentinels, unlike those of `python -m mpiddp`, do not
+Then each trains as many steps once more while nobody asks. Their agents, unlike those of `python -m mpiddp`, do not
 measure for 0.2 s how busy a rank is, so that it is asked more often. The exit status is 1 if a job was harmed.
 """
 

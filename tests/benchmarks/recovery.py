@@ -120,7 +120,7 @@ class Month:
         """Return an attempt as mpiddp.supervise would note it."""
         rank, steps = self.used.index(node) * RANKS + self.random.randrange(RANKS), int(hours * STEPS_PER_HOUR)
         as_reported = {
-            "lost": (ReportKind.UNREACHABLE, "ended together with its sentinel, for an unknown reason"),
+            "lost": (ReportKind.UNREACHABLE, "ended together with its agent, for an unknown reason"),
             "crash": (ReportKind.PROCESS_EXIT, "killed by SIGSEGV (Segmentation fault)"),
             "device": (ReportKind.SECONDARY, "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
             "bug": (ReportKind.ERROR, "KeyError: 'label'"),

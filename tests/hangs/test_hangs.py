@@ -90,7 +90,7 @@ def zoo_job(
     with started(launcher, cluster, *options, ZOO, kind, folder, env=env) as job:
         job.await_ready(launcher.ranks)
         yield job
-    deadline = time.monotonic() + SETTLING_S  # the sentinels end after the ranks
+    deadline = time.monotonic() + SETTLING_S  # the agents end after the ranks
     while list((folder / "mpiddp").iterdir()) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert list((folder / "mpiddp").iterdir()) == []

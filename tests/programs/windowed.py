@@ -69,5 +69,5 @@ link = socket.socket(fileno=int(sys.argv[1]))
 window = StackDumper()
 child = os.fork()
 if child:
-    socket.send_fds(link, [f"{window.write_end} {child}".encode()], [window.read_end, window.sentinel_socket])
+    socket.send_fds(link, [f"{window.write_end} {child}".encode()], [window.read_end, window.agent_socket])
 WHAT[sys.argv[2]]()

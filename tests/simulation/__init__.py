@@ -1,1 +1,1 @@
-"""A simulated job: the real logic of sentinels and coordinator, with a clock, a network and processes that are none."""
+"""A simulated job: the real logic of agents and coordinator, with a clock, a network and processes that are none."""

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
+from mpiddp.agent.coordinator import PRINT_TIMEOUT_S
+from mpiddp.agent.protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S
+from mpiddp.agent.watcher import DECISION_TIMEOUT_S, LEAVE_TIMEOUT_S
 from mpiddp.failure.root_cause import ROOT_CAUSE_WAIT_S, SAME_CAUSE_WAIT_S, Report
-from mpiddp.sentinel.coordinator import PRINT_TIMEOUT_S
-from mpiddp.sentinel.protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S
-from mpiddp.sentinel.watcher import DECISION_TIMEOUT_S, LEAVE_TIMEOUT_S
 from tests.simulation.world import COLLECTIVE_S, EXIT_TIMEOUT_S, LOST_LINK_S, Rank, Shape, World
 
 NOTICED_S = COLLECTIVE_S + EXIT_TIMEOUT_S + 0.5  # a rank that stands still is missed by then
 MARGIN_S = 1.5
-KINDS = ("raise", "exit", "SIGKILL", "SIGSEGV", "SIGSTOP", "with its sentinel", "its sentinel", "node", "all ranks",
+KINDS = ("raise", "exit", "SIGKILL", "SIGSEGV", "SIGSTOP", "with its agent", "its agent", "node", "all ranks",
          "slow", "partition")
 CRASHES = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV}
 STATUSES = {"raise": 1, "exit": 7, "SIGKILL": 137, "SIGSEGV": 139, "SIGSTOP": 1}
@@ -82,7 +82,7 @@ def inject(world: World, fault: Fault) -> None:
         case "SIGKILL" | "SIGSEGV" if works:
             rank.die(CRASHES[fault.kind])
         case "SIGSTOP":
-            works = works and not rank.script_over and len(world.ranks) > 1 and others_notice and rank.sentinel.alive
+            works = works and not rank.script_over and len(world.ranks) > 1 and others_notice and rank.agent.alive
             if works:
                 rank.stopped = True
                 world.on_stall(rank)
@@ -95,22 +95,22 @@ def inject(world: World, fault: Fault) -> None:
             works = False  # before one of them does
             for other in world.ranks:
                 world.schedule(random.uniform(0, 0.02), fail_with_others, world, fault, other)
-        case "with its sentinel" if works:
+        case "with its agent" if works:
             if rank.number == 0:
                 world.note_coordinator_lost()
             world.doubt(*rank.names)
             rank.die(signal.SIGKILL)
-            world.sentinels[rank.number].die()
-        case "its sentinel":
+            world.agents[rank.number].die()
+        case "its agent":
             if works and not (rank.stopped or world.shape.busy or world.cut_off):
                 if rank.number == 0:
                     world.note_coordinator_lost()
                 world.doubt(rank.names[1])
-                rank.sentinel.die()
-                world.without_sentinel.add(rank.number)
+                rank.agent.die()
+                world.without_agent.add(rank.number)
             works = False
         case "partition":
-            if not world.without_sentinel:
+            if not world.without_agent:
                 world.cut_off[rank.node] = world.now + random.uniform(0.1, COLLECTIVE_S - 0.1)
             works = False
         case "slow":
@@ -122,9 +122,9 @@ def inject(world: World, fault: Fault) -> None:
 
 
 def note_effect(world: World, fault: Fault) -> None:
-    """Note a fault that has an effect; nobody sees how a rank is killed whose sentinel was killed before."""
-    is_unseen = fault.kind in CRASHES and fault.rank in world.without_sentinel
-    world.effects.append((world.now, fault._replace(kind="with its sentinel") if is_unseen else fault))
+    """Note a fault that has an effect; nobody sees how a rank is killed whose agent was killed before."""
+    is_unseen = fault.kind in CRASHES and fault.rank in world.without_agent
+    world.effects.append((world.now, fault._replace(kind="with its agent") if is_unseen else fault))
 
 
 def fail_with_others(world: World, fault: Fault, rank: Rank) -> None:
@@ -142,8 +142,8 @@ def violations(world: World) -> list[str]:
                  if rank.wait_status != 0]
         return violated + [f"a report in a job without a fault: {line}" for line in (*world.printed, *world.said)]
     violated = [f"rank {rank.number} has not ended" for rank in world.ranks if rank.alive]
-    violated += [f"the sentinel of rank {sentinel.number} has not ended" for sentinel in world.sentinels
-              if sentinel.alive]
+    violated += [f"the agent of rank {agent.number} has not ended" for agent in world.agents
+              if agent.alive]
     violated += late(world)
     first = plainly_first(world)
     if world.coordinator_gone_s is None and not world.cut_off:

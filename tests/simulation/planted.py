@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from mpiddp.agent import coordinator, events, watcher
+from mpiddp.agent.coordinator import Coordinator
+from mpiddp.agent.protocol import LAUNCHER_KILL_TIMEOUT_S
+from mpiddp.agent.watcher import Watcher
 from mpiddp.failure import root_cause
 from mpiddp.failure.root_cause import FailureContext, Report, RootCause
-from mpiddp.sentinel import coordinator, events, watcher
-from mpiddp.sentinel.coordinator import Coordinator
-from mpiddp.sentinel.protocol import LAUNCHER_KILL_TIMEOUT_S
-from mpiddp.sentinel.watcher import Watcher
 
 
 def nothing(*_: Any) -> None:
@@ -31,7 +31,7 @@ def hasty(reports: Sequence[Report], waited_s: float, context: FailureContext) -
 
 
 def give_up(self: Watcher) -> None:
-    """Take the death of rank 0's sentinel for that of rank 0."""
+    """Take the death of rank 0's agent for that of rank 0."""
     self._no_coordinator = True
     self._enter(watcher.AwaitingLauncher(closed=True, report=self._undecided))
     self._do(events.SetTimer("rank 0 lost", LAUNCHER_KILL_TIMEOUT_S))
@@ -44,11 +44,11 @@ BUGS: dict[str, Callable[[], Any]] = {
     "what its rank cannot tell is not told": lambda: mock.patch.object(Coordinator, "_print_if_unprinted", nothing),
     "the last report is taken for the first": lambda: mock.patch.object(coordinator, "select_root_cause", last_named),
     "nobody waits for a better reason": lambda: mock.patch.object(coordinator, "select_root_cause", hasty),
-    "a sentinel does not wait for the coordinator": lambda: mock.patch.object(watcher, "DECISION_TIMEOUT_S", 0.001),
+    "an agent does not wait for the coordinator": lambda: mock.patch.object(watcher, "DECISION_TIMEOUT_S", 0.001),
     "a rank is given up that has lost the coordinator alone": lambda: mock.patch.object(
         Watcher, "_on_coordinator_lost", give_up),
     "a rank that speaks for itself is taken for dead": lambda: mock.patch.object(
-        Coordinator, "_on_sentinel_lost", lambda coordinator, peer: coordinator._on_lost(peer, "")),
+        Coordinator, "_on_agent_lost", lambda coordinator, peer: coordinator._on_lost(peer, "")),
     "a rank that is gone is not reported": lambda: mock.patch.object(Watcher, "_on_rank_gone", nothing),
     "who failed second is not answered": lambda: mock.patch.object(Coordinator, "_decide_secondary", nothing),
 }

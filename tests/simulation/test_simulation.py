@@ -64,7 +64,7 @@ def test_the_last_of_many_ranks_raises(ranks: int) -> None:
     world.run(until_s=100.0)
     assert [report.verdict.first.rank for report in world.printed] == [ranks - 1]
     assert max(rank.gone_s or 1e9 for rank in world.ranks) < 6.0
-    assert not any(sentinel.alive for sentinel in world.sentinels)
+    assert not any(agent.alive for agent in world.agents)
 
 
 LONG = Shape(2, 3, exits=False, by_srun=False, kills_s=None, grace_s=5.0, script_s=1000.0, slow_s=0.02, gives_up=False)
@@ -84,7 +84,7 @@ def test_ranks_that_wait_for_one_that_has_ended(exits: bool) -> None:
     assert [report.verdict.first.cause for report in world.printed] == ["others wait in vain"]
     assert len(world.said) == 1
     assert not any(rank.alive for rank in world.ranks)
-    assert not any(sentinel.alive for sentinel in world.sentinels)
+    assert not any(agent.alive for agent in world.agents)
 
 
 def test_ranks_that_wait_for_one_that_works_are_not_ended() -> None:

@@ -1,4 +1,4 @@
-"""A clock, a network and a kernel, in which ranks, their sentinels and a coordinator run. All comes from a seed."""
+"""A clock, a network and a kernel, in which ranks, their agents and a coordinator run. All comes from a seed."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
 
+from mpiddp.agent import events, protocol
+from mpiddp.agent.coordinator import Coordinator, EndOrdered
+from mpiddp.agent.coordinator_server import OWN_LINK, is_for_own_watcher
+from mpiddp.agent.protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S, WatchedRank
+from mpiddp.agent.state_machine import StateMachine
+from mpiddp.agent.watcher import Watcher
 from mpiddp.base.ranks import RankIdentity
 from mpiddp.failure.root_cause import NOBODY, JobActivity, Report, ReportKind, RootCause
 from mpiddp.ipc.channel import Text, Unreadable
-from mpiddp.sentinel import events, protocol
-from mpiddp.sentinel.coordinator import Coordinator, EndOrdered
-from mpiddp.sentinel.coordinator_server import OWN_LINK, is_for_own_watcher
-from mpiddp.sentinel.protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S, WatchedRank
-from mpiddp.sentinel.state_machine import StateMachine
-from mpiddp.sentinel.watcher import Watcher
 
 StateMachine.raises = True
-CoordinatorMessage = protocol.CoordinatorToSentinel | Text | Unreadable
+CoordinatorMessage = protocol.CoordinatorToAgent | Text | Unreadable
 
 NOTICING_S = 0.005  # for a launcher to notice that a rank is gone
-CLEANING_S = 0.7  # that a sentinel may take to end what its rank left
-ANSWER_S = 4.0  # that a rank waits for its sentinel
+CLEANING_S = 0.7  # that an agent may take to end what its rank left
+ANSWER_S = 4.0  # that a rank waits for its agent
 MOST_NOTICED = 20  # ranks whose end others notice by themselves: by then everybody has noticed one
 COLLECTIVE_S = 3.0  # after which a collective gives up
 LOCAL_S = (0.0001, 0.002)
@@ -83,7 +83,7 @@ class World:
         self.lost_nodes: set[int] = set()
         self.slow_nodes: set[int] = set()
         self.cut_off: dict[int, float] = {}  # nodes of which nothing comes through before a time
-        self.without_sentinel: set[int] = set()  # the ranks whose sentinels were killed alone
+        self.without_agent: set[int] = set()  # the ranks whose agents were killed alone
         self.effects: list[tuple[float, Any]] = []  # the faults that had one, and when
         self.printed: list[Printed] = []
         self.doubtful: list[Printed] = []  # whoever printed these was lost before it could say so
@@ -92,15 +92,15 @@ class World:
         self.cancelled = False
         self._aborting = False
         self._gone = 0
-        self.callers: dict[int, Sentinel] = {}  # by link
+        self.callers: dict[int, Agent] = {}  # by link
         self.coordinator_gone_s: float | None = None  # before it had told all to end
         self.ranks = [Rank(self, number) for number in range(shape.ranks)]
-        self.sentinels = [Sentinel(self, rank) for rank in self.ranks]
+        self.agents = [Agent(self, rank) for rank in self.ranks]
         self.server = Server(self)
         for rank in self.ranks:
             self.schedule(random.uniform(0, 0.05), rank.begin)
 
-    def link(self, caller: Sentinel) -> int:
+    def link(self, caller: Agent) -> int:
         """Return a number for a new connection to the coordinator."""
         self.callers[len(self.callers) + 1] = caller
         return len(self.callers)
@@ -188,7 +188,7 @@ class World:
         self.doubt(*(name for rank in ranks for name in rank.names))
         for rank in ranks:
             rank.alive, rank.vanished = False, True
-            self.sentinels[rank.number].vanish()
+            self.agents[rank.number].vanish()
             self.on_stall(rank)
 
     def doubt(self, *lost: str) -> None:
@@ -222,14 +222,14 @@ class Rank:
         self.world, self.number = world, number
         self.node = number // world.shape.per_node
         self.host = f"n{self.node}"
-        self.names = f"rank {number}", f"sentinel {number}"  # of this process, and of the one that watches it
+        self.names = f"rank {number}", f"agent {number}"  # of this process, and of the one that watches it
         self.alive, self.stopped, self.vanished, self.left = True, False, False, False
-        self.unwatched = False  # its sentinel was killed, and it speaks for itself
+        self.unwatched = False  # its agent was killed, and it speaks for itself
         self.ends = False  # it was told that the job ends
         self.busy = False  # in native code, which lets no handler of Python's run
         self.wait_status: int | None = None
-        self.watched_by: list[Sentinel] = []  # besides its own
-        self.killed_by_sentinel = False
+        self.watched_by: list[Agent] = []  # besides its own
+        self.killed_by_agent = False
         self.gone_s: float | None = None
         self.reporting: Report | None = None
         self.decision: protocol.EndDecision | None = None
@@ -241,40 +241,40 @@ class Rank:
                                    shape.grace_s, shape.exits, namespace=self.host)
 
     @property
-    def sentinel(self) -> Sentinel:
-        """The sentinel, also if it was killed."""
-        return self.world.sentinels[self.number]
+    def agent(self) -> Agent:
+        """The agent, also if it was killed."""
+        return self.world.agents[self.number]
 
-    def notice_sentinel_death(self) -> None:
-        """Notice that the sentinel was killed, and use its connection to the coordinator."""
+    def notice_agent_death(self) -> None:
+        """Notice that the agent was killed, and use its connection to the coordinator."""
         if not self.alive or self.left or self.stopped or self.busy or self.decision is not None:
             return
         self.world.trace(f"rank {self.number} goes on unwatched")
         self.unwatched = True
-        self.send(protocol.SentinelLost())
+        self.send(protocol.AgentLost())
         if self.script_over:
             self.send(protocol.ScriptEnded())
         if self.reporting:
             self.send(protocol.Failed(self.reporting))
             self.expect_answer()
-        held, self.sentinel.held = self.sentinel.held, []
+        held, self.agent.held = self.agent.held, []
         for message in held:
             self.receive(message)
 
-    def send(self, message: protocol.RankToSentinel | protocol.SentinelLost) -> None:
-        """Send a message to the sentinel, or to the coordinator."""
+    def send(self, message: protocol.RankToAgent | protocol.AgentLost) -> None:
+        """Send a message to the agent, or to the coordinator."""
         world = self.world
         if not self.alive:
             return
         world.trace(f"rank {self.number} sends", message)
         if not self.unwatched:
-            world.send(("rank", self.number), world.random.uniform(*LOCAL_S), self.sentinel.post,
+            world.send(("rank", self.number), world.random.uniform(*LOCAL_S), self.agent.post,
                        events.FromRank(message))
         elif self.number:
-            self.sentinel.send_to_coordinator(events.FromPeer(self.sentinel.link, message))
+            self.agent.send_to_coordinator(events.FromPeer(self.agent.link, message))
 
     def expect_answer(self) -> None:
-        """Decide alone if nobody answers; nobody can answer a rank 0 without a sentinel."""
+        """Decide alone if nobody answers; nobody can answer a rank 0 without an agent."""
         assert self.reporting
         alone_s = LAUNCHER_KILL_TIMEOUT_S if self.reporting.kind == ReportKind.SECONDARY else 0.001
         self.world.schedule(alone_s if self.unwatched and not self.number else ANSWER_S, self.give_up)
@@ -311,8 +311,8 @@ class Rank:
     def leave(self) -> None:
         """Leave the job in order."""
         if self.alive and not self.reporting and not self.stopped:
-            if not self.sentinel.alive:
-                self.notice_sentinel_death()
+            if not self.agent.alive:
+                self.notice_agent_death()
             self.left = True
             self.send(protocol.Leave())
             self.world.schedule(0.005, self.exit, 0)
@@ -344,8 +344,8 @@ class Rank:
             assert self.reporting
             self.follow(protocol.EndDecision(RootCause(self.reporting), self.reporting.status, True))
 
-    def receive(self, message: protocol.SentinelToRank | CoordinatorMessage) -> None:
-        """Take a message of the sentinel, or of the coordinator."""
+    def receive(self, message: protocol.AgentToRank | CoordinatorMessage) -> None:
+        """Take a message of the agent, or of the coordinator."""
         if not self.alive:
             return
         self.world.trace(f"rank {self.number} receives", message)
@@ -398,10 +398,10 @@ class Rank:
         """End the process with a status."""
         self._end(status << 8)
 
-    def die(self, number: int, by_sentinel: bool = False) -> None:
+    def die(self, number: int, by_agent: bool = False) -> None:
         """End by a signal."""
         if self.alive:
-            self.killed_by_sentinel |= by_sentinel
+            self.killed_by_agent |= by_agent
         self._end(int(number))
 
     def _end(self, wait_status: int) -> None:
@@ -410,11 +410,11 @@ class Rank:
         world = self.world
         world.trace(f"rank {self.number} ends, wait status {wait_status}")
         self.alive, self.wait_status, self.gone_s = False, wait_status, world.now
-        world.send(("rank", self.number), 0.0005, self.sentinel.post, events.RankGone(wait_status))
-        if not self.sentinel.alive:
+        world.send(("rank", self.number), 0.0005, self.agent.post, events.RankGone(wait_status))
+        if not self.agent.alive:
             if self.left and self.number:
-                self.sentinel.send_to_coordinator(events.FromPeer(self.sentinel.link, protocol.Leave()))
-            self.sentinel.hang_up()
+                self.agent.send_to_coordinator(events.FromPeer(self.agent.link, protocol.Leave()))
+            self.agent.hang_up()
         for other in self.watched_by:
             ended = events.Observed(protocol.PeerProcessEnded(self.number))
             world.schedule(world.random.uniform(*LOCAL_S), other.post, ended)
@@ -447,8 +447,8 @@ class Timers:
             self._post(events.Due(name))
 
 
-class Sentinel:
-    """A sentinel's process: the real logic, and simulated hands."""
+class Agent:
+    """An agent's process: the real logic, and simulated hands."""
 
     def __init__(self, world: World, rank: Rank) -> None:
         self.world, self.rank, self.number = world, rank, rank.number
@@ -470,7 +470,7 @@ class Sentinel:
         self.alive = False
         if self.number == 0:
             self.world.note_coordinator_lost()
-            for other in self.world.sentinels[1:]:
+            for other in self.world.agents[1:]:
                 if other.linked:
                     self.world.schedule(LOST_LINK_S, other.post, events.Rank0Lost(closed=False))
         elif self.linked:
@@ -480,20 +480,20 @@ class Sentinel:
         """End; if the rank is gone too, the kernel closes the connections."""
         if not self.alive:
             return
-        self.world.trace(f"sentinel {self.number} ends")
+        self.world.trace(f"agent {self.number} ends")
         self.alive = False
         if not self.rank.alive:
             self.hang_up()
             return
-        self.world.schedule(self.world.random.uniform(0.001, 0.1), self.rank.notice_sentinel_death)
-        for other in self.world.sentinels[1:] if self.number == 0 else []:
+        self.world.schedule(self.world.random.uniform(0.001, 0.1), self.rank.notice_agent_death)
+        for other in self.world.agents[1:] if self.number == 0 else []:
             if other.linked:
                 self._send(other, other.post, events.CoordinatorLost())
 
     def hang_up(self) -> None:
         """Close the connections, which nobody has any more."""
         if self.number == 0:
-            for other in self.world.sentinels[1:]:
+            for other in self.world.agents[1:]:
                 if other.linked:
                     self._send(other, other.post, events.Rank0Lost(closed=True))
         elif self.linked:
@@ -505,20 +505,20 @@ class Sentinel:
         if len(self._events) == 1:
             while self._events:
                 if self.alive:
-                    self.world.trace(f"sentinel {self.number} <-", self._events[0])
+                    self.world.trace(f"agent {self.number} <-", self._events[0])
                     self._do_all(self.watcher.handle(self._events[0], self.world.now))
                 elif isinstance(self._events[0], events.FromCoordinator):
                     self._receive_for_rank(self._events[0].message)
                 self._events.popleft()
 
     def _receive_for_rank(self, message: CoordinatorMessage) -> None:
-        """Pass the rank what has come over the connection since this sentinel was killed."""
+        """Pass the rank what has come over the connection since this agent was killed."""
         if not self.rank.unwatched:
             self.held.append(message)
         else:
             self.rank.receive(message)
 
-    def _send(self, other: Sentinel, act: Callable[..., object], *arguments: Any) -> None:
+    def _send(self, other: Agent, act: Callable[..., object], *arguments: Any) -> None:
         delay = self.world.between(self.rank.node, other.rank.node)
         if delay is not None:
             self.world.send(("down", other.number), delay, act, *arguments)
@@ -569,7 +569,7 @@ class Sentinel:
                 if world.random.random() < 0.3 and not rank.stopped and not rank.busy:
                     world.schedule(world.random.uniform(0, 1), rank.fail, "sys.exit(143)", 143)
             case events.WatcherCommand.TERMINATE | events.WatcherCommand.KILL:
-                rank.die(signal.SIGKILL, by_sentinel=True)
+                rank.die(signal.SIGKILL, by_agent=True)
             case events.WatcherCommand.LEAVE_JOB:
                 if self.number == 0:
                     world.server.post(events.OwnRankEnded(in_order=True))
@@ -599,7 +599,7 @@ class Sentinel:
             self.link = self.world.link(self)
             hello = protocol.Hello(member.rank, member.host, member.pid, member.namespace)
             self.send_to_coordinator(events.PeerGreeted(self.link, hello))
-            if not (self.world.ranks[0].alive or self.world.sentinels[0].alive):
+            if not (self.world.ranks[0].alive or self.world.agents[0].alive):
                 self.world.schedule(LOCAL_S[0], self.post, events.Rank0Lost(closed=True))
 
     def _watch(self, number: int) -> None:
@@ -609,11 +609,11 @@ class Sentinel:
 
 
 class Server:
-    """The coordinator's process, which is that of rank 0's sentinel."""
+    """The coordinator's process, which is that of rank 0's agent."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._process = world.sentinels[0]
+        self._process = world.agents[0]
         self.coordinator = Coordinator(self._process.watched, 0.0)
         self._timers = Timers(world, self.post)
 

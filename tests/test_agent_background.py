@@ -1,4 +1,4 @@
-"""What a sentinel leaves to other processes: it waits for no file, no terminal and no command."""
+"""What an agent leaves to other processes: it waits for no file, no terminal and no command."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mpiddp.agent.background import BackgroundTasks, NonblockingStderr
 from mpiddp.base.stderr import write_line
 from mpiddp.ipc.event_loop import EventLoop
-from mpiddp.sentinel.background import BackgroundTasks, NonblockingStderr
 from tests import processes
 from tests.messages import find, message
 from tests.support import (
@@ -78,7 +78,7 @@ def in_child(act: Callable[[], None]) -> None:
 
 
 def say_through(descriptor: int, *texts: bytes) -> None:
-    """Say texts as a sentinel does that has this descriptor for stderr."""
+    """Say texts as an agent does that has this descriptor for stderr."""
     stderr = NonblockingStderr()
     for text in texts:
         stderr.write(descriptor, text)

@@ -1,4 +1,4 @@
-"""Runs slow tasks in other processes: a sentinel waits for no file, no terminal and no command."""
+"""Runs slow tasks in other processes: an agent waits for no file, no terminal and no command."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def start_detached(act: Callable[[], str | None]) -> int:
             if result := act():
                 os.write(writing, result.encode(errors="replace")[:MAX_RESULT_BYTES])
 
-        reap(fork_daemon(run, kept=(writing,), name="a background task of a sentinel"))
+        reap(fork_daemon(run, kept=(writing,), name="a background task of an agent"))
     finally:
         os.close(writing)
     return reading
@@ -152,7 +152,7 @@ def start_writer(descriptor: int) -> int:
             write_all(descriptor, data)
 
     try:
-        forking_child = fork_daemon(run, kept=(reading, descriptor), name="the stderr writer of a sentinel")
+        forking_child = fork_daemon(run, kept=(reading, descriptor), name="the stderr writer of an agent")
     finally:
         os.close(reading)
     if not forking_child:

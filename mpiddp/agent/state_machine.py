@@ -1,4 +1,4 @@
-"""The base of the sentinels' state machines."""
+"""The base of the agents' state machines."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def unmap_inherited() -> None:
 
 
 def remove_unmapped(segments: Collection[Segment]) -> None:
-    """Remove the segments that no process maps; so the sentinel of the last process that did removes them."""
+    """Remove the segments that no process maps; so the agent of the last process that did removes them."""
     unmapped = set(segments)
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         if not unmapped:

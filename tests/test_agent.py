@@ -1,4 +1,4 @@
-"""The sentinels' meeting point: who gets in, what strangers can do, what a fault of its own does."""
+"""The agents' meeting point: who gets in, what strangers can do, what a fault of its own does."""
 
 from __future__ import annotations
 
@@ -22,18 +22,11 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from mpiddp.base.ranks import RankIdentity
-from mpiddp.base.stderr import write_line
-from mpiddp.failure.root_cause import RootCause
-from mpiddp.ipc import authentication
-from mpiddp.ipc.authentication import NONCE_BYTES, PROOF_BYTES, ClientHandshake, authenticate, connect
-from mpiddp.ipc.channel import Text, Unreadable, encode, listen
-from mpiddp.ipc.event_loop import EventLoop
-from mpiddp.sentinel import connections, process, watcher
-from mpiddp.sentinel.background import BackgroundTasks
-from mpiddp.sentinel.connections import CoordinatorChannel, send_hello, watch_rank_0
-from mpiddp.sentinel.coordinator_server import CODEC, CoordinatorServer
-from mpiddp.sentinel.events import (
+from mpiddp.agent import connections, process, watcher
+from mpiddp.agent.background import BackgroundTasks
+from mpiddp.agent.connections import CoordinatorChannel, send_hello, watch_rank_0
+from mpiddp.agent.coordinator_server import CODEC, CoordinatorServer
+from mpiddp.agent.events import (
     CancelTimer,
     Due,
     FromCoordinator,
@@ -45,9 +38,10 @@ from mpiddp.sentinel.events import (
     ToRank,
     WatcherEvent,
 )
-from mpiddp.sentinel.protocol import (
+from mpiddp.agent.protocol import (
     Admitted,
-    CoordinatorToSentinel,
+    AgentLost,
+    CoordinatorToAgent,
     EndDecision,
     Failed,
     Hello,
@@ -55,11 +49,17 @@ from mpiddp.sentinel.protocol import (
     ReasonPrinted,
     RegisterRank,
     RegistrationDone,
-    SentinelLost,
     StartCoordinator,
     WatchedRank,
     WatchPeerProcess,
 )
+from mpiddp.base.ranks import RankIdentity
+from mpiddp.base.stderr import write_line
+from mpiddp.failure.root_cause import RootCause
+from mpiddp.ipc import authentication
+from mpiddp.ipc.authentication import NONCE_BYTES, PROOF_BYTES, ClientHandshake, authenticate, connect
+from mpiddp.ipc.channel import Text, Unreadable, encode, listen
+from mpiddp.ipc.event_loop import EventLoop
 from tests import processes
 from tests.cluster import Cluster
 from tests.messages import find, message
@@ -78,7 +78,7 @@ SOON_S = 5  # from a fault to the end of its job, on a busy machine
 
 
 def dial(request: RegisterRank) -> CoordinatorChannel:
-    """Connect a member's sentinel to the coordinator; raise OSError or EOFError if that fails."""
+    """Connect a member's agent to the coordinator; raise OSError or EOFError if that fails."""
     return send_hello(connect((request.address, request.port), request.token, WAIT_S, WAIT_S), request)
 
 
@@ -95,7 +95,7 @@ class Meeting:
         self.heard()  # that it is its own neighbour
         self.thread = threading.Thread(target=self.loop.run)
 
-    def heard(self) -> CoordinatorToSentinel | Text | Unreadable:
+    def heard(self) -> CoordinatorToAgent | Text | Unreadable:
         """Return the next message to rank 0's watcher."""
         event = self._heard.get(timeout=WAIT_S)
         assert isinstance(event, FromCoordinator)
@@ -109,7 +109,7 @@ class Meeting:
         assert not self.thread.is_alive()
 
     def join(self, rank: int) -> CoordinatorChannel:
-        """Connect the sentinel of a rank, and return its end when it is admitted."""
+        """Connect the agent of a rank, and return its end when it is admitted."""
         wire = dial(RegisterRank(member(rank), "127.0.0.1", self.office.port, TOKEN))
         assert wire.receive(WAIT_S) == [Admitted()]
         return wire
@@ -222,8 +222,8 @@ def test_a_server_that_does_not_know_the_token_is_told_nothing_of_it() -> None:
 
 
 @pytest.mark.process
-def test_a_crowd_of_strangers_does_not_keep_a_sentinel_out(meeting: Meeting) -> None:
-    """All of them are there at once when the entrance looks; the sentinel may have to call again, as it does then."""
+def test_a_crowd_of_strangers_does_not_keep_a_agent_out(meeting: Meeting) -> None:
+    """All of them are there at once when the entrance looks; the agent may have to call again, as it does then."""
     meeting.loop.stop()
     meeting.call(b"").close()
     meeting.thread.join(WAIT_S)
@@ -254,7 +254,7 @@ def test_two_nodes_of_one_name_watch_their_own_processes(meeting: Meeting) -> No
     """So do two containers on a node: a process's number is another's there."""
     other = member(1)._replace(namespace="1 pid:[4026531836]")
     wire = dial(RegisterRank(other, "127.0.0.1", meeting.office.port, TOKEN))
-    heard: list[CoordinatorToSentinel | Text | Unreadable] = []
+    heard: list[CoordinatorToAgent | Text | Unreadable] = []
     while len(heard) < 2:
         heard += wire.receive(WAIT_S)
     assert heard == [Admitted(), WatchPeerProcess(1, os.getpid())]
@@ -275,13 +275,13 @@ def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
         port = listener.getsockname()[1]
     answers: list[tuple[object, str]] = []
     loop = EventLoop(lambda error: pytest.fail(str(error)))
-    authentication.Connector(loop, "127.0.0.1", port, TOKEN, "rank 0's sentinel",
+    authentication.Connector(loop, "127.0.0.1", port, TOKEN, "rank 0's agent",
                         lambda *answer: answers.append(answer)).connect()
     loop.set_timer("end", authentication.MAX_ATTEMPTS * authentication.RETRY_INTERVAL_S + 1, loop.stop)
     loop.run()
     (none, error), = answers
     assert none is None
-    assert error == message("launch/cannot_connect", server="rank 0's sentinel", address=f"127.0.0.1:{port}",
+    assert error == message("launch/cannot_connect", server="rank 0's agent", address=f"127.0.0.1:{port}",
                             error=os.strerror(errno.ECONNREFUSED))
     warning = PrintLine(message("launch/no_coordinator", rank=0, host="n0", error=error))
 
@@ -328,17 +328,17 @@ def test_a_rank_that_cannot_be(other: RankIdentity, meeting: Meeting) -> None:
     assert first.receive(WAIT_S) == [EndDecision(RootCause(report(1)), 1, abort=True)]
 
 
-def test_a_rank_whose_sentinel_was_killed_speaks_for_itself(meeting: Meeting) -> None:
-    """Nobody takes it for dead, another sentinel of its node is asked to watch, and its report counts."""
+def test_a_rank_whose_agent_was_killed_speaks_for_itself(meeting: Meeting) -> None:
+    """Nobody takes it for dead, another agent of its node is asked to watch, and its report counts."""
     wire = meeting.join(1)
     meeting.heard()
-    wire.send(Hello(1, "n0", os.getpid(), "0"))  # it cannot know whether its sentinel has said that
-    wire.send(SentinelLost())
+    wire.send(Hello(1, "n0", os.getpid(), "0"))  # it cannot know whether its agent has said that
+    wire.send(AgentLost())
     wire.send(Failed(report(1)))
     assert wire.receive(WAIT_S) == [EndDecision(RootCause(report(1)), 1, abort=True)]
 
 
-def test_rank_0_is_missed_when_it_ends_and_not_when_its_sentinel_does() -> None:
+def test_rank_0_is_missed_when_it_ends_and_not_when_its_agent_does() -> None:
     """The port stays open as long as rank 0 has it, and the connection that nobody takes ends with that."""
     ended: list[bool] = []
     loop = EventLoop(lambda error: pytest.fail(str(error)))
@@ -354,7 +354,7 @@ def test_rank_0_is_missed_when_it_ends_and_not_when_its_sentinel_does() -> None:
     assert ended == [False, True, True]
 
 
-def test_a_sentinel_that_begins_with_something_else_is_turned_away(meeting: Meeting) -> None:
+def test_a_agent_that_begins_with_something_else_is_turned_away(meeting: Meeting) -> None:
     with meeting.call(b"") as older:
         authenticate(older, TOKEN, WAIT_S)
         older.sendall(b'{"rank": 1, "host": "n0", "pid": 77}\n')
@@ -397,7 +397,7 @@ def test_what_raises_again_and_again_is_dropped() -> None:
 SCARCE = """
 import os, resource, time
 resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
-from tests.test_sentinel import WAIT_S, Meeting, WatchPeerProcess
+from tests.test_agent import WAIT_S, Meeting, WatchPeerProcess
 meeting = Meeting()
 meeting.thread.start()
 strangers = [meeting.call(b"") for _ in range((30 - len(os.listdir("/proc/self/fd"))) // 2 + 1)]
@@ -434,7 +434,7 @@ def test_strangers_at_the_port_of_a_running_job(quick: Mpi, tmp_path: Path) -> N
     with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as stack:
         stack.callback(go.touch)
         job = pool.submit(mpiexec, quick, 2, script, go, env=(mark := processes.marked({})))
-        address = port_of_sentinels(mark)
+        address = port_of_agents(mark)
         limit_s = 2 * authentication.HANDSHAKE_TIMEOUT_S
         strangers = [stack.enter_context(socket.create_connection(address, timeout=limit_s)) for _ in range(200)]
         for data in STRANGERS.values():
@@ -449,20 +449,20 @@ def test_strangers_at_the_port_of_a_running_job(quick: Mpi, tmp_path: Path) -> N
     assert done.stdout == "READY\n" * 2
 
 
-def port_of_sentinels(mark: dict[str, str]) -> tuple[str, int]:
-    """Return where the sentinel of rank 0 of a job listens; it has a title as soon as it has listened for a second."""
+def port_of_agents(mark: dict[str, str]) -> tuple[str, int]:
+    """Return where the agent of rank 0 of a job listens; it has a title as soon as it has listened for a second."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        for sentinel, title in beside(mark).items():
-            for one in sentinel.net_connections("tcp"):
-                if one.status == psutil.CONN_LISTEN and title.startswith("mpiddp: sentinel of rank 0 on "):
+        for agent, title in beside(mark).items():
+            for one in agent.net_connections("tcp"):
+                if one.status == psutil.CONN_LISTEN and title.startswith("mpiddp: agent of rank 0 on "):
                     return one.laddr
         time.sleep(0.1)
-    raise TimeoutError("no sentinel listens")
+    raise TimeoutError("no agent listens")
 
 
 def beside(mark: dict[str, str]) -> dict[psutil.Process, str]:
-    """Return the sentinels and relays of a job that runs with a mark, and their titles, as far as they have one."""
+    """Return the agents and relays of a job that runs with a mark, and their titles, as far as they have one."""
     (value,) = mark.values()
     found = {process: " ".join(words).strip() for process, words in processes.with_mark(value).items()}
     return {process: title for process, title in found.items() if title.startswith("mpiddp: ")}
@@ -494,7 +494,7 @@ def test_a_very_long_error_on_one_line(name: str, line: str, tmp_path: Path) -> 
     assert len(report["cause"]) < 3000
 
 
-def test_a_line_of_a_sentinel_that_is_no_text(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_line_of_a_agent_that_is_no_text(capfd: pytest.CaptureFixture[str]) -> None:
     write_line("odd-\udcff.py\n")
     assert capfd.readouterr().err == "odd-?.py\n"
 
@@ -533,7 +533,7 @@ signal.signal(signal.SIGRTMIN, show)
 
 
 @pytest.mark.torch
-def test_a_running_sentinel_and_a_running_relay_have_neither_torch_nor_mpi(quick: Mpi, tmp_path: Path) -> None:
+def test_a_running_agent_and_a_running_relay_have_neither_torch_nor_mpi(quick: Mpi, tmp_path: Path) -> None:
     """Their ranks have both: so the look would see them."""
     need(quick.missing())
     (tmp_path / "sitecustomize.py").write_text(SHOWS_MODULES)
@@ -556,12 +556,12 @@ def test_a_running_sentinel_and_a_running_relay_have_neither_torch_nor_mpi(quick
         go.touch()
         check(job.result())
     assert sorted(title.partition(" on ")[0] for title in titles.values()) == [
-        f"mpiddp: {what} of rank {rank}" for what in ("output", "sentinel") for rank in (0, 1)]
+        f"mpiddp: {what} of rank {rank}" for what in ("output", "agent") for rank in (0, 1)]
     assert [(look.foreign, look.libraries) for look in ranks] == [({"torch", "mpi4py"}, {"torch", "mpi"})] * 2
     assert [(look.foreign, look.libraries) for look in looks] == [(set(), set())] * 4
     assert threads == [1] * 4
-    assert ["mpiddp.sentinel.watcher" in look.modules for look in looks] == [
-        title.startswith("mpiddp: sentinel") for title in titles.values()]
+    assert ["mpiddp.agent.watcher" in look.modules for look in looks] == [
+        title.startswith("mpiddp: agent") for title in titles.values()]
     assert all("mpiddp.output.forwarder" in look.modules for look in looks)
 
 
@@ -593,24 +593,24 @@ def await_files(*paths: Path) -> None:
 
 IMPORTS_ALL = """
 import importlib, pkgutil, sys
-import mpiddp.sentinel, mpiddp.output.forwarder
-for one in pkgutil.iter_modules(mpiddp.sentinel.__path__, "mpiddp.sentinel."):
+import mpiddp.agent, mpiddp.output.forwarder
+for one in pkgutil.iter_modules(mpiddp.agent.__path__, "mpiddp.agent."):
     importlib.import_module(one.name)
 print(*sys.modules)
 """
 
 
 @pytest.mark.process
-def test_no_module_of_a_sentinel_imports_torch_or_mpi() -> None:
+def test_no_module_of_a_agent_imports_torch_or_mpi() -> None:
     """Some of them are imported only when the rank ends."""
     done = subprocess.run([sys.executable, "-c", IMPORTS_ALL], cwd=ROOT, capture_output=True, text=True, timeout=60)
     modules = set(check(done).stdout.split())
-    assert {"mpiddp.output.forwarder", "mpiddp.sentinel.watcher", "mpiddp.sentinel.process_cleanup"} <= modules
+    assert {"mpiddp.output.forwarder", "mpiddp.agent.watcher", "mpiddp.agent.process_cleanup"} <= modules
     assert not modules & {"torch", "mpi4py"}
 
 
 def test_where_something_went_wrong_is_told_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sentinel may have no descriptor left for it."""
+    """An agent may have no descriptor left for it."""
     monkeypatch.setitem(sys.modules, "traceback", None)
     try:
         int("x")

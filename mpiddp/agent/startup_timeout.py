@@ -12,7 +12,7 @@ from .protocol import Stage, WatchedRank
 
 PROBE_HOSTS_TIMEOUT_S = 2.0
 HARD_GRACE_S = 15.0  # after the startup timeout, for ranks to end the job in order
-REPORTS_SPREAD_S = 1.0  # for other nodes' sentinels to print their reports, before the job's step is cancelled
+REPORTS_SPREAD_S = 1.0  # for other nodes' agents to print their reports, before the job's step is cancelled
 KILL_DELAY_S = 1.0  # between SIGTERM and SIGKILL
 LATE_S = 10.0  # from a rank's registration until it is reported that its script has not begun
 LATE_SPREAD_S = 1.0  # for other late ranks to be reported
@@ -25,7 +25,7 @@ TRY_RING = (f"\nmpiddp: if you use {SRUN_PMIX}, try again with SLURM_PMIX_FENCE=
 class StartupTimeout:
     """The start of a rank, until its script begins.
 
-    `began_s` is when the sentinel began to watch. `stage` is what the rank does, empty for its script. `failed`: its
+    `began_s` is when the agent began to watch. `stage` is what the rank does, empty for its script. `failed`: its
     start has failed, and others may wait for it.
     """
 

@@ -1,7 +1,7 @@
-"""The sentinel process: passes events to its logic, and carries out the actions.
+"""The agent process: passes events to its logic, and carries out the actions.
 
 It loads neither MPI nor torch, and sleeps while the rank works. An error in one action or event is printed, and the
-sentinel continues.
+agent continues.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..ipc.channel import Channel, Codec
 from ..ipc.event_loop import EventLoop
 from ..ipc.helper_process import END_SIGNAL, redirect_to_devnull, set_process_title
 from ..output import index
-from ..output.protocol import CrashStack, Flush, Flushed, RelaySocket, RelayToSentinel, SentinelToRelay
+from ..output.protocol import AgentToRelay, CrashStack, Flush, Flushed, RelaySocket, RelayToAgent
 from ..where import progress
 from ..where.protocol import (
     FLUSH,
@@ -48,17 +48,17 @@ from .watcher import Over, Watcher
 if TYPE_CHECKING:
     from ..where.sampler import ProcessSampler
 
-RelayChannel = Channel[SentinelToRelay, RelayToSentinel]
-RELAY_CODEC: Codec[RelayToSentinel] = Codec(RelayToSentinel)
+RelayChannel = Channel[AgentToRelay, RelayToAgent]
+RELAY_CODEC: Codec[RelayToAgent] = Codec(RelayToAgent)
 
-ERROR_EXIT_DELAY_S = 5.0  # for the sentinel to come to its end after an error
+ERROR_EXIT_DELAY_S = 5.0  # for the agent to come to its end after an error
 IDLE_CHECK_INTERVAL_S = 0.05  # between checks whether this process is still needed
 RELAY_FLUSH_TIMEOUT_S = 0.35  # the coordinator waits half a second for the report
 PROCESS_CHECK_INTERVAL_S = 1.0  # for a process that the kernel does not watch for us
 
 
 def watch(sock: socket.socket, signals: socket.socket, pid: int, watched: protocol.WatchedRank, began_s: float) -> None:
-    """Run as the sentinel of process `pid` until that has ended; `signals` has the number of each signal that it gets.
+    """Run as the agent of process `pid` until that has ended; `signals` has the number of each signal that it gets.
 
     `sock` is the connection to the rank. `began_s` is when the rank's watch began, on time.monotonic()'s clock.
     """
@@ -75,10 +75,10 @@ def watch(sock: socket.socket, signals: socket.socket, pid: int, watched: protoc
             time.sleep(REPORTS_SPREAD_S)
             run_detached(partial(cancel_slurm_step, watched.step))
         return
-    Sentinel(rank, signals, process, watched, began_s).loop.run()
+    Agent(rank, signals, process, watched, began_s).loop.run()
 
 
-class Sentinel:
+class Agent:
     """Connects the logic of a watcher with the rank's process, the connections and the clock."""
 
     def __init__(
@@ -105,9 +105,9 @@ class Sentinel:
         self._carry_out(self._watcher.take_actions())
 
     def report_error(self, error: Exception) -> None:
-        """Print an error of the sentinel itself, once; if the rank has ended, end soon, even after this error."""
+        """Print an error of the agent itself, once; if the rank has ended, end soon, even after this error."""
         text = f"{type(error).__name__}: {error}"
-        line = f"mpiddp: error in the sentinel of {self._watched.name}: {truncate_middle(text)} ({location_of(error)})"
+        line = f"mpiddp: error in the agent of {self._watched.name}: {truncate_middle(text)} ({location_of(error)})"
         if line not in self._reported_errors:
             self._reported_errors.add(line)
             write_line(line)
@@ -240,7 +240,7 @@ class Sentinel:
     def _warm_up(self) -> None:
         """Set the title, and import now what a sample needs: a later import could hang on a dead file system."""
         self._cleanup.record_segments()
-        set_process_title(f"mpiddp: sentinel of {self._watched.name}")
+        set_process_title(f"mpiddp: agent of {self._watched.name}")
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: imported again when needed
             import_module("mpiddp.where.sampler")
 
@@ -310,7 +310,7 @@ class Sentinel:
         self._end_when_idle()
 
     def _end_when_idle(self) -> None:
-        """End this process when no task or other sentinel needs it."""
+        """End this process when no task or other agent needs it."""
         server = self._connections.server
         serves_others = server is not None and server.is_busy
         if not serves_others and not self._tasks.may_print:

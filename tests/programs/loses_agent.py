@@ -1,4 +1,4 @@
-"""Ranks whose sentinels are killed: `WHO` are the ranks (0,1), `HOW` is what rank 1 does afterwards."""
+"""Ranks whose agents are killed: `WHO` are the ranks (0,1), `HOW` is what rank 1 does afterwards."""
 
 import ctypes
 import os
@@ -14,8 +14,8 @@ import torch.distributed as dist
 STEPS, STEP_S = 20, 0.1
 
 
-def kill_sentinel():
-    """Kill this rank's sentinel: it was forked from this process, and has gone to /."""
+def kill_agent():
+    """Kill this rank's agent: it was forked from this process, and has gone to /."""
     ours = Path("/proc/self/environ").read_bytes()
     for pid in psutil.pids():
         try:
@@ -33,7 +33,7 @@ if os.fork() == 0:  # it holds what it has inherited for a while
     os._exit(0)
 dist.barrier()
 if str(rank) in who.split(","):
-    kill_sentinel()
+    kill_agent()
     if how == "with its rank":
         os.kill(os.getpid(), signal.SIGKILL)
 if how == "in native code" and rank == 1:

@@ -1,4 +1,4 @@
-"""The rank's side of its sentinel, the process that watches it and reports for it when it cannot."""
+"""The rank's side of its agent, the process that watches it and reports for it when it cannot."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ from ..ipc.helper_process import (
 )
 from ..output.protocol import RelaySocket
 from ..planning.environment import Endpoint
-from ..where import progress  # noqa: F401 (shared with the sentinel, which is forked after that)
+from ..where import progress  # noqa: F401 (shared with the agent, which is forked after that)
 from ..where.dumper import StackDumper, handled_signals
 from ..where.protocol import QuerySocket, StackPipe
 from . import protocol
 from .protocol import EndDecision, EndRank, JobEnds, ListenPort, RegisterRank, RegistrationDone, UnfinishedRanks
 
-# The coordinator takes the place of the sentinel once that is dead.
-Sent = protocol.RankToSentinel | protocol.SentinelToCoordinator
-Received = protocol.SentinelToRank | protocol.CoordinatorToSentinel
+# The coordinator takes the place of the agent once that is dead.
+Sent = protocol.RankToAgent | protocol.AgentToCoordinator
+Received = protocol.AgentToRank | protocol.CoordinatorToAgent
 RankChannel = Channel[Sent, Received]
 CODEC: Codec[Received] = Codec(Received)
 Awaited = TypeVar("Awaited", RegistrationDone, ListenPort, EndDecision, UnfinishedRanks, EndRank)
 
 END_TIMEOUT_S = 1.0  # for an `EndRank`, which comes before its signal; another thread may be reading it
 LATE_END_TIMEOUT_S = 0.01  # if a helper's death explains the signal, too
-LISTEN_TIMEOUT_S = 30.0  # for the sentinel to listen: it may have to be loaded from a cold file system
-ANSWER_TIMEOUT_S = 4.0  # for the sentinel to answer; its watcher may take DECISION_TIMEOUT_S to decide
+LISTEN_TIMEOUT_S = 30.0  # for the agent to listen: it may have to be loaded from a cold file system
+ANSWER_TIMEOUT_S = 4.0  # for the agent to answer; its watcher may take DECISION_TIMEOUT_S to decide
 MAX_READ_S = 0.1  # for one read: another thread, or a signal's handler, may have read the answer
 CONNECT_TIMEOUT_S = 2.0  # to the coordinator, and for its proof
 
 
-def fork_sentinel(config: LaunchConfig, started_by: launchers.LaunchFacts | None) -> SentinelClient:
+def fork_agent(config: LaunchConfig, started_by: launchers.LaunchFacts | None) -> AgentClient:
     """Fork the process that watches this one; rank 0's can probe other hosts."""
     rank = started_by.rank if started_by else 0
     by_srun = started_by is not None and started_by.by_srun
     if os.getpid() == 1:
         make_killable()
-    return SentinelClient(protocol.WatchedRank(
+    return AgentClient(protocol.WatchedRank(
         name=f"rank {rank} on {runtime.hostname()}",
         first_on_node=launchers.is_first_on_node(os.environ),
         step=runtime.find_slurm_step(os.environ, started_by),
@@ -83,13 +83,13 @@ def make_killable() -> None:
     library.signal(protocol.KILL_SIGNAL, ctypes.cast(library._exit, ctypes.c_void_p))
 
 
-class SentinelClient:
-    """Forks the sentinel of this process and talks to it; if that is killed, to the coordinator."""
+class AgentClient:
+    """Forks the agent of this process and talks to it; if that is killed, to the coordinator."""
 
     def __init__(self, watched: protocol.WatchedRank) -> None:
-        """Fork the sentinel that watches this process."""
+        """Fork the agent that watches this process."""
         self.start = time.monotonic()
-        self._signals, self._its_signals = socket.socketpair()  # open even without a sentinel: a signal is no error
+        self._signals, self._its_signals = socket.socketpair()  # open even without an agent: a signal is no error
         pid = os.getpid()
 
         def run(sock: socket.socket) -> None:
@@ -98,8 +98,8 @@ class SentinelClient:
             process.watch(sock, self._its_signals, pid, watched, self.start)
 
         self._helper: HelperProcess[Sent, Received] = HelperProcess(
-            f"the sentinel of {watched.name}", run, CODEC, kept=(self._its_signals.fileno(),))
-        self._channel = self._helper.channel  # the coordinator's, once the sentinel is dead
+            f"the agent of {watched.name}", run, CODEC, kept=(self._its_signals.fileno(),))
+        self._channel = self._helper.channel  # the coordinator's, once the agent is dead
         self._descriptors = OwnedDescriptors()
         self._stderr = 2  # as the launcher gave it
         with contextlib.suppress(OSError):
@@ -122,17 +122,17 @@ class SentinelClient:
         self._channel.send(protocol.Stage(name))
 
     def serve_probes(self, token: str, port: int = 0) -> int:
-        """Make the sentinel send `token` to all who connect to this node, and return the port; 0 if it cannot.
+        """Make the agent send `token` to all who connect to this node, and return the port; 0 if it cannot.
 
         It listens on `port`, or on a free one if that is 0.
         """
         return self._request_port(protocol.ServeProbes(token, port))
 
     def start_coordinator(self, address: str, token: str, ranks: int, port: int = 0) -> int:
-        """Make this sentinel the coordinator of so many ranks, and return the port on which it listens at `address`.
+        """Make this agent the coordinator of so many ranks, and return the port on which it listens at `address`.
 
         That is `port`, or a free one if that is 0. Returns 0 if it cannot. It serves no probes any more. This process
-        holds the port, too: so the other sentinels can see that it lives when its own sentinel does not.
+        holds the port, too: so the other agents can see that it lives when its own agent does not.
         """
         return self._request_port(protocol.StartCoordinator(address, token, ranks, port))
 
@@ -148,26 +148,26 @@ class SentinelClient:
         return port.number
 
     def register(self, member: RankIdentity, endpoint: Endpoint, end: Callable[[int], object]) -> None:
-        """Register the rank with its sentinel, with the coordinator's address.
+        """Register the rank with its agent, with the coordinator's address.
 
         When the job ends, `end` is called with its exit status. From now on a script finds no trace of the fork, and
-        the sentinel's death is noticed.
+        the agent's death is noticed.
         """
         self._end = end
         signal.signal(END_SIGNAL, self._on_end_signal)
         self._registration = RegisterRank(member, endpoint.address, endpoint.watch_port, endpoint.watch_token)
         self._channel.send(self._registration)
-        self._helper.monitor(self._on_sentinel_death)
+        self._helper.monitor(self._on_agent_death)
 
     def await_registration(self) -> None:
         """Wait, but not for long, until the coordinator has admitted this rank: it then sees which rank ends first."""
-        if self._registration is not None and self._registration.member.rank:  # rank 0's sentinel coordinates
+        if self._registration is not None and self._registration.member.rank:  # rank 0's agent coordinates
             self._await(RegistrationDone)
 
     def watch_script(self, relay_socket: int = -1) -> None:
-        """Report the script's crashes, forks and signals to the sentinel, except those that others handle already.
+        """Report the script's crashes, forks and signals to the agent, except those that others handle already.
 
-        Unless `relay_socket` is -1, the sentinel reaches the relay of the rank's output through it.
+        Unless `relay_socket` is -1, the agent reaches the relay of the rank's output through it.
         """
         self._channel.send(protocol.Stage(""))
         os.register_at_fork(after_in_child=self._in_child)
@@ -181,18 +181,18 @@ class SentinelClient:
             self._window = StackDumper()
             carriers: list[tuple[StackPipe | QuerySocket | RelaySocket, int]] = [
                 (StackPipe(self._window.write_end), self._window.read_end),
-                (QuerySocket(), self._window.sentinel_socket),
+                (QuerySocket(), self._window.agent_socket),
                 *([(RelaySocket(), relay_socket)] if relay_socket >= 0 else [])]
             for message, descriptor in carriers:
                 self._channel.send(message, descriptor)
         self._signals.setblocking(False)
         self._wakeup_fd = WakeupFd(self._signals.fileno())
         if signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL and not handled_signals([signal.SIGQUIT]):
-            signal.signal(signal.SIGQUIT, leave_to_sentinel)
+            signal.signal(signal.SIGQUIT, leave_to_agent)
         self._stop_reporting_programs = report_programs(lambda pid: self._channel.send(protocol.ChildStarted(pid)))
 
     def detach(self) -> None:
-        """Stop reporting to the sentinel; the process continues."""
+        """Stop reporting to the agent; the process continues."""
         self._helper.stop_monitoring()
         if not self._is_watched:
             with contextlib.suppress(OSError):  # the script has closed it
@@ -206,7 +206,7 @@ class SentinelClient:
         with contextlib.suppress(ValueError):  # not in the main thread
             if signal.getsignal(END_SIGNAL) == self._on_end_signal:
                 signal.signal(END_SIGNAL, signal.SIG_DFL)
-            if signal.getsignal(signal.SIGQUIT) == leave_to_sentinel:
+            if signal.getsignal(signal.SIGQUIT) == leave_to_agent:
                 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
     def report_failure(self, report: Report) -> EndDecision:
@@ -238,9 +238,9 @@ class SentinelClient:
         return decision
 
     def report_printed(self, record: str = "") -> bool:
-        """Report that the reason is printed, so the other ranks may be ended. Return whether there is a sentinel.
+        """Report that the reason is printed, so the other ranks may be ended. Return whether there is an agent.
 
-        The sentinel writes `record` to --error-file: a hanging file system could keep this process from ending.
+        The agent writes `record` to --error-file: a hanging file system could keep this process from ending.
         """
         message = protocol.ReasonPrinted(record=record if self._is_watched else "")
         return self._channel.send(message) and self._is_watched
@@ -266,7 +266,7 @@ class SentinelClient:
         self._channel.send(protocol.LocallyHandled())
 
     def dismiss(self) -> None:
-        """End the sentinel, and return when it has ended."""
+        """End the agent, and return when it has ended."""
         self._helper.stop_monitoring()
         self._channel.send(protocol.Leave())
         if self._is_watched:
@@ -282,7 +282,7 @@ class SentinelClient:
             self._window.release_signal()
 
     def _leave_coordinator(self) -> None:
-        """Send the coordinator `Leave`, too: a killed sentinel may not have passed it on."""
+        """Send the coordinator `Leave`, too: a killed agent may not have passed it on."""
         if (connection := self._channel.take_descriptor()) >= 0:
             coordinator = RankChannel(socket.socket(fileno=connection), CODEC)
             coordinator.send(protocol.Leave())
@@ -313,7 +313,7 @@ class SentinelClient:
                 self._inbox.update((type(message), message) for message in messages)
 
     def _on_end_signal(self, *_: object) -> None:
-        """End at the request of the sentinel or the coordinator; if a helper has died, continue without it."""
+        """End at the request of the agent or the coordinator; if a helper has died, continue without it."""
         is_late = handle_helper_deaths()
         if self._is_watched:
             if (end := self._await(EndRank, LATE_END_TIMEOUT_S if is_late else END_TIMEOUT_S)) is not None:
@@ -321,8 +321,8 @@ class SentinelClient:
         else:
             self._obey_coordinator()
 
-    def _on_sentinel_death(self) -> None:
-        """Continue without the sentinel, which was killed, and connect to the coordinator."""
+    def _on_agent_death(self) -> None:
+        """Continue without the agent, which was killed, and connect to the coordinator."""
         assert self._registration
         self._is_watched = False
         self._drain()  # its last messages
@@ -347,7 +347,7 @@ class SentinelClient:
             self._print(f"the coordinator cannot be reached ({error or 'it closed the connection'})")
 
     def _connect_to_coordinator(self, connection: int) -> None:
-        """Use the sentinel's connection to the coordinator from now on, or a new one if that is -1."""
+        """Use the agent's connection to the coordinator from now on, or a new one if that is -1."""
         assert self._registration
         member, address, port, token = self._registration
         if connection >= 0:
@@ -360,17 +360,17 @@ class SentinelClient:
             return
         self._channel = RankChannel(sock, CODEC)
         self._channel.send(protocol.Hello(member.rank, member.host, member.pid, member.namespace))
-        self._channel.send(protocol.SentinelLost())
+        self._channel.send(protocol.AgentLost())
         if self._script_ended is not None:
             self._channel.send(self._script_ended)
         arm_end_signal(self._channel.fileno())
         os.kill(os.getpid(), END_SIGNAL)  # a message may have come before
 
     def _obey_coordinator(self) -> None:
-        """Carry out the coordinator's messages, which the sentinel did before it was killed."""
+        """Carry out the coordinator's messages, which the agent did before it was killed."""
         self._drain()
         end, job_ends = self._inbox.pop(EndRank, None), self._inbox.pop(JobEnds, None)
-        if isinstance(end, EndRank):  # of the sentinel's, before it was killed
+        if isinstance(end, EndRank):  # of the agent's, before it was killed
             self._end(end.status)
         if isinstance(job_ends, JobEnds):
             if not self._is_ending and self._registration is not None:
@@ -393,7 +393,7 @@ class SentinelClient:
             self._wakeup_fd = None
 
     def _in_child(self) -> None:
-        """Report a child that the script has forked; then close in it what belongs to the sentinel."""
+        """Report a child that the script has forked; then close in it what belongs to the agent."""
         if self._channel.fileno() < 0:
             return
         if self._is_watched:
@@ -453,7 +453,7 @@ class WakeupFd:
 
 
 def kill_after(seconds: float) -> None:
-    """Kill this process after a while, in a thread: without a sentinel no other process does."""
+    """Kill this process after a while, in a thread: without an agent no other process does."""
     time.sleep(seconds)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -465,8 +465,8 @@ def show_crashes() -> None:
         faulthandler.enable(file=2)
 
 
-def leave_to_sentinel(*_: object) -> None:
-    """Handle SIGQUIT by doing nothing: the sentinel gets its number, and requests a snapshot."""
+def leave_to_agent(*_: object) -> None:
+    """Handle SIGQUIT by doing nothing: the agent gets its number, and requests a snapshot."""
 
 
 def report_programs(report: Callable[[int], object]) -> Callable[[], None]:

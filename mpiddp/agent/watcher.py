@@ -1,4 +1,4 @@
-"""The logic of a sentinel, from the start of its rank to the rank's end.
+"""The logic of an agent, from the start of its rank to the rank's end.
 
 No I/O, no clock: `Watcher.handle()` takes an event and returns actions, which `process.py` carries out.
 """
@@ -18,7 +18,7 @@ from ..output.protocol import RelaySocket
 from ..where.protocol import QuerySocket, SampleRequest, StackPipe, ThreadsRequest
 from . import events, protocol
 from .events import Record, WatcherCommand
-from .protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S, CoordinatorToSentinel, RankToSentinel
+from .protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S, CoordinatorToAgent, RankToAgent
 from .startup_timeout import HARD_GRACE_S, REPORTS_SPREAD_S, StartupTimeout
 from .state_machine import StateMachine
 
@@ -126,7 +126,7 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
                 assert_never(event)
         return self.take_actions()
 
-    def _on_rank_message(self, message: RankToSentinel | Text | Unreadable) -> None:
+    def _on_rank_message(self, message: RankToAgent | Text | Unreadable) -> None:
         match message:
             case protocol.Stage(name):
                 self._do(*self.startup.begin_stage(name))
@@ -168,7 +168,7 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
             self._enter(Ending(self.phase.decision._replace(verdict=None), self.phase.is_sent))
         self._do(events.ToCoordinator(protocol.ReasonPrinted(message.done)))
 
-    def _on_coordinator_message(self, message: CoordinatorToSentinel | Text | Unreadable) -> None:
+    def _on_coordinator_message(self, message: CoordinatorToAgent | Text | Unreadable) -> None:
         match message:
             case protocol.EndDecision():
                 self._take_decision(message)
@@ -262,10 +262,10 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
             self._do(events.SetTimer("no coordinator", NO_COORDINATOR_WARNING_S))
 
     def _print_connect_error(self) -> None:
-        """Print once why the sentinel has no coordinator; several ranks may then be reported as the first to fail."""
+        """Print once why the agent has no coordinator; several ranks may then be reported as the first to fail."""
         if self._connect_error:
             self._do(events.PrintLine(
-                f"mpiddp: the sentinel of {self.watched.name} has no coordinator: {self._connect_error}"))
+                f"mpiddp: the agent of {self.watched.name} has no coordinator: {self._connect_error}"))
             self._connect_error = ""
 
     def _take_decision(self, decision: protocol.EndDecision) -> None:
@@ -315,7 +315,7 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
             self._do(events.SetTimer("rank 0 lost", LEAVE_TIMEOUT_S if self._script_ended else LAUNCHER_KILL_TIMEOUT_S))
 
     def _end_without_coordinator(self) -> None:
-        """End the rank: rank 0 and its sentinel have ended, and the launcher has not ended this rank."""
+        """End the rank: rank 0 and its agent have ended, and the launcher has not ended this rank."""
         if isinstance(self.phase, AwaitingLauncher):
             assert self.member
             self._print_rank_0_lost(self.phase.closed, f"; ending the ranks on {self.member.host}")
@@ -323,7 +323,7 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
             self._decide_alone()
 
     def _print_rank_0_lost(self, closed: bool, consequence: str = "") -> None:
-        """Print once per node that rank 0 is lost; on rank 0's own node rank 1's sentinel prints it."""
+        """Print once per node that rank 0 is lost; on rank 0's own node rank 1's agent prints it."""
         assert self.member
         loss = "has ended unexpectedly" if closed else f"cannot be reached from {self.member.host}"
         if self.watched.first_on_node or self.member.rank == 1:

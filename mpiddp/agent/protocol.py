@@ -1,4 +1,4 @@
-"""The messages of a rank, its sentinel and the coordinator."""
+"""The messages of a rank, its agent and the coordinator."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ FINAL_EXIT_TIMEOUT_S = 2.0  # after the grace: for a rank to exit by itself, or 
 
 
 class WatchedRank(NamedTuple):
-    """The rank that a sentinel watches, handed over when that is forked.
+    """The rank that an agent watches, handed over when that is forked.
 
-    Printed lines call it `name`. The sentinel of the rank that is `first_on_node` prints what concerns the whole node.
+    Printed lines call it `name`. The agent of the rank that is `first_on_node` prints what concerns the whole node.
     `step` is the Slurm step of the job's ranks, None if there is none; it is cancelled if nothing else ends them.
     `hosts` returns the hosts to probe while the rank waits in MPI_Init, none on most ranks. `by_srun`: srun itself
     started the rank. Its start may take `timeout_s`. `step_daemon` is the process id of the rank's slurmstepd, 0 for
@@ -50,7 +50,7 @@ class WatchedRank(NamedTuple):
     exit_timeout_s: float = BLOCKED_EXIT_TIMEOUT_S
 
 
-# A rank to its sentinel
+# A rank to its agent
 
 
 class Stage(NamedTuple):
@@ -70,7 +70,7 @@ class ServeProbes(NamedTuple):
 
 
 class StartCoordinator(NamedTuple):
-    """Coordinate the job's sentinels, of so many ranks: listen on `address` for those that know `token`.
+    """Coordinate the job's agents, of so many ranks: listen on `address` for those that know `token`.
 
     The port is `port`, 0 for a free one.
     """
@@ -100,7 +100,7 @@ class LocallyHandled(NamedTuple):
     """The rank knows why it ends, and prints the reason itself."""
 
 
-# A rank to its sentinel, which passes it on to the coordinator
+# A rank to its agent, which passes it on to the coordinator
 
 
 class Failed(NamedTuple):
@@ -113,7 +113,7 @@ class Failed(NamedTuple):
 class ReasonPrinted(NamedTuple):
     """The reason for the job's end is printed, so the other ranks may be ended; if not `done`, it is being printed.
 
-    `record` is what the rank's sentinel writes to --error-file, empty for nothing.
+    `record` is what the rank's agent writes to --error-file, empty for nothing.
     """
 
     done: bool = True
@@ -141,11 +141,11 @@ class Leave(NamedTuple):
     """The rank leaves the job in order."""
 
 
-# A sentinel to its rank
+# An agent to its rank
 
 
 class CoordinatorConnected(NamedTuple):
-    """Carries a dup of the coordinator's connection, so that it survives the sentinel's death."""
+    """Carries a dup of the coordinator's connection, so that it survives the agent's death."""
 
 
 class RegistrationDone(NamedTuple):
@@ -168,13 +168,13 @@ class EndRank(NamedTuple):
     status: int
 
 
-# The coordinator to a sentinel, which passes it on to its rank
+# The coordinator to an agent, which passes it on to its rank
 
 
 class EndDecision(NamedTuple):
     """What a rank that failed has to do: print `verdict`, None if another rank failed first.
 
-    `status` is the job's exit status. If `abort`, the rank has to end the others. A sentinel without a coordinator
+    `status` is the job's exit status. If `abort`, the rank has to end the others. An agent without a coordinator
     decides itself.
     """
 
@@ -189,11 +189,11 @@ class UnfinishedRanks(NamedTuple):
     names: str
 
 
-# A sentinel to the coordinator
+# An agent to the coordinator
 
 
 class Hello(NamedTuple):
-    """The sentinel of this rank connects; the rank is process `pid` on `host`, in the namespace of `RankIdentity`."""
+    """The agent of this rank connects; the rank is process `pid` on `host`, in the namespace of `RankIdentity`."""
 
     rank: int
     host: str
@@ -227,11 +227,11 @@ class UnaskedStop(NamedTuple):
     number: int
 
 
-class SentinelLost(NamedTuple):
-    """The rank's sentinel was killed, and the rank itself uses its connection from now on."""
+class AgentLost(NamedTuple):
+    """The rank's agent was killed, and the rank itself uses its connection from now on."""
 
 
-# The coordinator to a sentinel
+# The coordinator to an agent
 
 
 class Admitted(NamedTuple):
@@ -266,16 +266,16 @@ class JobFinished(NamedTuple):
 
 
 RankToCoordinator = Failed | ReasonPrinted | CleanupDone | ScriptEnded | QueryUnfinished | Leave
-RankToSentinel = (
+RankToAgent = (
     Stage | ServeProbes | StartCoordinator | RegisterRank | ChildStarted | LocallyHandled | StackPipe | QuerySocket
     | RelaySocket | RankToCoordinator
 )
-SentinelToRank = CoordinatorConnected | RegistrationDone | ListenPort | EndRank | EndDecision | UnfinishedRanks
+AgentToRank = CoordinatorConnected | RegistrationDone | ListenPort | EndRank | EndDecision | UnfinishedRanks
 Observation = PeerProcessEnded | Interrupted | UnaskedStop | Sample | ThreadsReply | SnapshotRequest
-SentinelToCoordinator = RankToCoordinator | Observation | Hello | Stage | StoppedStatus | StepDaemonLost | SentinelLost
-CoordinatorToSentinel = (
+AgentToCoordinator = RankToCoordinator | Observation | Hello | Stage | StoppedStatus | StepDaemonLost | AgentLost
+CoordinatorToAgent = (
     Admitted | EndDecision | UnfinishedRanks | WatchPeerProcess | QueryStopped | JobEnds | JobFinished | SampleRequest
     | ThreadsRequest
 )
-CoordinatorReceives = SentinelToCoordinator | AskerToCoordinator
-CoordinatorSends = CoordinatorToSentinel | CoordinatorToAsker
+CoordinatorReceives = AgentToCoordinator | AskerToCoordinator
+CoordinatorSends = CoordinatorToAgent | CoordinatorToAsker

@@ -1,4 +1,4 @@
-"""The coordinator's I/O, in rank 0's sentinel: connects its logic with the sentinels of all ranks."""
+"""The coordinator's I/O, in rank 0's agent: connects its logic with the agents of all ranks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Requester(enum.IntEnum):
 
 
 class CoordinatorServer:
-    """Listens for the job's sentinels, and carries out the coordinator's actions."""
+    """Listens for the job's agents, and carries out the coordinator's actions."""
 
     def __init__(
         self, loop: EventLoop, request: protocol.StartCoordinator, watched: protocol.WatchedRank,
@@ -127,12 +127,12 @@ class CoordinatorServer:
         if self._endpoint:
             run_detached(partial(remove_endpoint, self._endpoint))
 
-    def handle_own_message(self, message: protocol.SentinelToCoordinator) -> None:
+    def handle_own_message(self, message: protocol.AgentToCoordinator) -> None:
         """Handle a message of this process's own watcher."""
         self._on_message(OWN_LINK, message)
 
     def _on_message(self, link: int, message: protocol.CoordinatorReceives | Text | Unreadable) -> None:
-        """Handle a message of a rank's sentinel."""
+        """Handle a message of a rank's agent."""
         match message:
             case SnapshotRequest():
                 if not self._loop.has_timer("sigquit"):
@@ -147,7 +147,7 @@ class CoordinatorServer:
             case protocol.UnaskedStop(number):
                 self._on_unasked_stop(number)
             case ThreadsRequest():
-                raise ValueError("unexpected ThreadsRequest from a sentinel")
+                raise ValueError("unexpected ThreadsRequest from an agent")
             case _:
                 self._is_interrupted |= isinstance(message, protocol.Interrupted)
                 self.handle(events.FromPeer(link, message))
@@ -189,7 +189,7 @@ class CoordinatorServer:
             self._loop.watch_writable(self._channels[link])
 
     def _deliver(self, messages: Iterable[tuple[int, protocol.CoordinatorSends]]) -> None:
-        """Send requests to sentinels, or a snapshot to each connection and requester that waits for it."""
+        """Send requests to agents, or a snapshot to each connection and requester that waits for it."""
         for link, message in messages:
             match link:
                 case Requester.STALL_CHECK:
@@ -204,7 +204,7 @@ class CoordinatorServer:
                     self._send(link, message)
 
     def _request_snapshot(self, requester: int) -> None:
-        """Ask all sentinels where their ranks are, for a requester or a connection."""
+        """Ask all agents where their ranks are, for a requester or a connection."""
         peers = self._coordinator.peers
         collector = self._snapshots().collector
         links = {rank: peer.link for rank, peer in peers.by_rank.items() if peer.watched}
@@ -256,16 +256,16 @@ class CoordinatorServer:
             self.handle(events.EndRequested(truncate_report(report)))
 
     def _on_connection(self, connection: socket.socket) -> None:
-        """Read an authenticated connection: of a sentinel, which sends its `Hello` first, or of `mpiddp.where`."""
+        """Read an authenticated connection: of an agent, which sends its `Hello` first, or of `mpiddp.where`."""
         with contextlib.suppress(OSError):  # the next read fails, too
             enable_keepalive(connection)
         self._last_link += 1
         link, channel = self._last_link, PeerChannel(connection, CODEC)
         self._channels[link] = channel
-        is_sentinel = False
+        is_agent = False
 
         def read() -> None:
-            nonlocal is_sentinel
+            nonlocal is_agent
             if channel.flush():
                 self._loop.watch_writable(channel, enabled=False)
             try:
@@ -277,12 +277,12 @@ class CoordinatorServer:
                 self.handle(events.PeerLost(link, "" if isinstance(error, EOFError) else str(error.strerror)))
                 return
             for message in messages:
-                if is_sentinel:
+                if is_agent:
                     self._loop.call_safely(partial(self._on_message, link, message))
                     continue
                 match message:
                     case protocol.Hello():
-                        is_sentinel = True
+                        is_agent = True
                         self.handle(events.PeerGreeted(link, message))
                     case SnapshotRequest():
                         self._request_snapshot(link)
@@ -295,12 +295,12 @@ class CoordinatorServer:
         self._loop.watch(channel, read)
 
     def _request_threads(self, link: int, request: ThreadsRequest) -> None:
-        """Pass a request of `mpiddp.where` on to the rank's sentinel, or answer it if there is none."""
+        """Pass a request of `mpiddp.where` on to the rank's agent, or answer it if there is none."""
         peer = self._coordinator.peers.by_rank.get(request.rank)
         if peer and peer.watched:
             self._send(peer.link, request._replace(asker=link))
         else:
-            reason = "is no longer watched: its sentinel was killed" if peer else "has ended"
+            reason = "is no longer watched: its agent was killed" if peer else "has ended"
             self._send(link, ThreadsReply(request.rank, reason))
 
     def _close(self, link: int) -> None:

@@ -1,4 +1,4 @@
-"""The connections of a sentinel: to its rank, to the coordinator, and from nodes that probe its node's addresses."""
+"""The connections of an agent: to its rank, to the coordinator, and from nodes that probe its node's addresses."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ..where import progress
 from ..where.protocol import SnapshotRequest
 from . import events, protocol
 from .background import BackgroundTasks
-from .protocol import CoordinatorToSentinel, RankToSentinel, SentinelToCoordinator, SentinelToRank
+from .protocol import AgentToCoordinator, AgentToRank, CoordinatorToAgent, RankToAgent
 
 if TYPE_CHECKING:
     from .coordinator_server import CoordinatorServer
 
-RankChannel = Channel[SentinelToRank, RankToSentinel]
-CoordinatorChannel = Channel[SentinelToCoordinator, CoordinatorToSentinel]
-RANK_CODEC: Codec[RankToSentinel] = Codec(RankToSentinel)
-COORDINATOR_CODEC: Codec[CoordinatorToSentinel] = Codec(CoordinatorToSentinel)
+RankChannel = Channel[AgentToRank, RankToAgent]
+CoordinatorChannel = Channel[AgentToCoordinator, CoordinatorToAgent]
+RANK_CODEC: Codec[RankToAgent] = Codec(RankToAgent)
+COORDINATOR_CODEC: Codec[CoordinatorToAgent] = Codec(CoordinatorToAgent)
 
 MAX_RECONNECTS = 3  # after connections that the coordinator closed before it admitted this rank: crowded out
 FULL_BACKLOG_RETRY_S = 30.0  # for a connection to rank 0's port, which nobody accepts
 
 
 class Connections:
-    """Sends and receives a sentinel's messages, without any decisions."""
+    """Sends and receives an agent's messages, without any decisions."""
 
     def __init__(
         self, loop: EventLoop, rank: RankChannel, signals: socket.socket, watched: protocol.WatchedRank,
@@ -47,10 +47,10 @@ class Connections:
         self._began_s, self._tasks = began_s, tasks
         self._loop, self._rank, self._signals = loop, rank, signals
         self._watched, self._post, self._on_rank_closed = watched, post, on_rank_closed
-        self._probe_responder: ProbeResponder | None = None  # in rank 0's sentinel
+        self._probe_responder: ProbeResponder | None = None  # in rank 0's agent
         self.server: CoordinatorServer | None = None  # there, too
         self._coordinator: CoordinatorChannel | None = None  # in others
-        self._early: list[SentinelToCoordinator] | None = None  # to the coordinator, until it admits this rank
+        self._early: list[AgentToCoordinator] | None = None  # to the coordinator, until it admits this rank
         self._registration: protocol.RegisterRank | None = None
         self._reconnects = 0
         loop.watch(rank, self._read_rank)
@@ -67,7 +67,7 @@ class Connections:
 
     def start_coordinator(self, request: protocol.StartCoordinator) -> None:
         """Make this process the coordinator, and send the rank its port, 0 for a failure."""
-        from .coordinator_server import CoordinatorServer  # which rank 0's sentinel alone needs
+        from .coordinator_server import CoordinatorServer  # which rank 0's agent alone needs
 
         if self._probe_responder is not None:
             self._loop.unwatch(self._probe_responder)
@@ -93,9 +93,9 @@ class Connections:
     def _connect(self) -> None:
         assert self._registration
         _, address, port, token = self._registration
-        Connector(self._loop, address, port, token, "rank 0's sentinel", self._on_connected).connect()
+        Connector(self._loop, address, port, token, "rank 0's agent", self._on_connected).connect()
 
-    def send_to_coordinator(self, message: SentinelToCoordinator) -> None:
+    def send_to_coordinator(self, message: AgentToCoordinator) -> None:
         """Send a message to the coordinator, if there is one; a failure shows as an event."""
         if self.server is not None:
             self.server.handle_own_message(message)
@@ -183,7 +183,7 @@ class Connections:
 
 
 def send_hello(connection: socket.socket, registration: protocol.RegisterRank) -> CoordinatorChannel:
-    """Introduce this sentinel on a new connection."""
+    """Introduce this agent on a new connection."""
     with contextlib.suppress(OSError):  # the next read fails, too
         enable_keepalive(connection)
     channel: CoordinatorChannel = Channel(connection, COORDINATOR_CODEC)
@@ -193,7 +193,7 @@ def send_hello(connection: socket.socket, registration: protocol.RegisterRank) -
 
 
 def watch_rank_0(loop: EventLoop, registration: protocol.RegisterRank, on_end: Callable[[bool], None]) -> None:
-    """Call `on_end` when rank 0 has ended, after its sentinel was killed; with False if its node is unreachable.
+    """Call `on_end` when rank 0 has ended, after its agent was killed; with False if its node is unreachable.
 
     Rank 0 holds the coordinator's port open. Its kernel completes a connection to that port, which nobody accepts, and
     closes it when rank 0 ends.

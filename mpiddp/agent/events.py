@@ -1,4 +1,4 @@
-"""The events and actions of the sentinels' logic: `watcher.py` and `coordinator.py` do no I/O."""
+"""The events and actions of the agents' logic: `watcher.py` and `coordinator.py` do no I/O."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ else:
 
 @dataclass_transform(eq_default=True)
 class Record:
-    """A small dataclass: every sentinel makes these classes as it starts, so they must cost little."""
+    """A small dataclass: every agent makes these classes as it starts, so they must cost little."""
 
     _names: ClassVar[tuple[str, ...]] = ()
 
@@ -44,7 +44,7 @@ RankRequest = (
     protocol.ServeProbes | protocol.StartCoordinator | protocol.RegisterRank | StackPipe | QuerySocket | RelaySocket
 )
 
-WARMUP_DELAY_S = 1.0  # from a rank's registration until its sentinel loads what a snapshot needs: not during starts
+WARMUP_DELAY_S = 1.0  # from a rank's registration until its agent loads what a snapshot needs: not during starts
 
 # Events
 
@@ -52,13 +52,13 @@ WARMUP_DELAY_S = 1.0  # from a rank's registration until its sentinel loads what
 class FromRank(Record):
     """The rank has sent a message."""
 
-    message: protocol.RankToSentinel | Text | Unreadable
+    message: protocol.RankToAgent | Text | Unreadable
 
 
 class FromCoordinator(Record):
     """The coordinator has sent a message."""
 
-    message: protocol.CoordinatorToSentinel | Text | Unreadable
+    message: protocol.CoordinatorToAgent | Text | Unreadable
 
 
 class RankGone(Record):
@@ -78,13 +78,13 @@ class Rank0Lost(Record):
 
 
 class NoCoordinator(Record):
-    """The sentinel has no coordinator; `error` is why it could not be reached, empty if the job has none."""
+    """The agent has no coordinator; `error` is why it could not be reached, empty if the job has none."""
 
     error: str = ""
 
 
 class CoordinatorLost(Record):
-    """The connection to the coordinator is closed; rank 0 may still live, without its sentinel."""
+    """The connection to the coordinator is closed; rank 0 may still live, without its agent."""
 
 
 class StepDaemonGone(Record):
@@ -111,10 +111,10 @@ class PeerGreeted(Record):
 
 
 class FromPeer(Record):
-    """A sentinel has sent a message."""
+    """An agent has sent a message."""
 
     link: int
-    message: protocol.SentinelToCoordinator | Text | Unreadable
+    message: protocol.AgentToCoordinator | Text | Unreadable
 
 
 class PeerLost(Record):
@@ -125,7 +125,7 @@ class PeerLost(Record):
 
 
 class OwnRankJoined(Record):
-    """Rank 0 joins the job; its own sentinel uses `link`."""
+    """Rank 0 joins the job; its own agent uses `link`."""
 
     link: int
     member: RankIdentity
@@ -150,7 +150,7 @@ class WaitForFinishedRank(Record):
 
 
 class OwnRankEnded(Record):
-    """Rank 0 has left the job `in_order`; or its process has ended, and its sentinel ends."""
+    """Rank 0 has left the job `in_order`; or its process has ended, and its agent ends."""
 
     in_order: bool
 
@@ -208,13 +208,13 @@ class WriteRecord(Record):
 class ToRank(Record):
     """Send a message to the rank."""
 
-    message: protocol.SentinelToRank
+    message: protocol.AgentToRank
 
 
 class ToCoordinator(Record):
     """Send a message to the coordinator; `CoordinatorLost` follows if it cannot be sent."""
 
-    message: protocol.SentinelToCoordinator
+    message: protocol.AgentToCoordinator
 
 
 class CarryOut(Record):
@@ -269,7 +269,7 @@ class WatcherCommand(enum.Enum):
     TERMINATE = "send the rank SIGTERM"
     KILL = "send the rank SIGKILL"
     LEAVE_JOB = "report to the others that the rank leaves in order, and end this process"
-    END_OTHERS = "make all other sentinels end their ranks, if this process is the coordinator"
+    END_OTHERS = "make all other agents end their ranks, if this process is the coordinator"
     CANCEL_STEP = "cancel the Slurm step of the job's ranks, if there is one"
     CLEAN_UP = "end the rank's descendants, then this process"
 
@@ -289,7 +289,7 @@ class ToPeer(Record):
     """Send a message over a connection."""
 
     link: int
-    message: protocol.CoordinatorToSentinel
+    message: protocol.CoordinatorToAgent
 
 
 class CloseConnection(Record):

@@ -1,4 +1,4 @@
-"""A sentinel that is killed: its rank goes on unwatched and says so, and no rank is taken for dead because of it."""
+"""An agent that is killed: its rank goes on unwatched and says so, and no rank is taken for dead because of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support import MPIS, PROGRAMS, Done, Mpi, check, first_of, mpiexec, n
 
 pytestmark = pytest.mark.light
 
-PROGRAM = PROGRAMS / "loses_sentinel.py"
+PROGRAM = PROGRAMS / "loses_agent.py"
 RANKS = 3
 END = sorted(f"rank {rank} has come to its end" for rank in range(RANKS))
 THOROUGH = pytest.mark.thorough
@@ -21,13 +21,13 @@ ROWS = first_of([pytest.param("0", id="the coordinator"), pytest.param("1", id="
 
 
 def missed(done: Done) -> str:
-    """Return the ranks of which it is said that their sentinel was killed."""
-    others = [line["rank"] for line in find("launch/sentinel_exited", done.stderr)]
-    return ",".join(sorted([*others, *["0" for _ in find("launch/sentinel_of_rank_0_exited", done.stderr)]]))
+    """Return the ranks of which it is said that their agent was killed."""
+    others = [line["rank"] for line in find("launch/agent_exited", done.stderr)]
+    return ",".join(sorted([*others, *["0" for _ in find("launch/agent_of_rank_0_exited", done.stderr)]]))
 
 
 @pytest.mark.parametrize("who", ROWS)
-def test_a_job_whose_sentinels_are_killed_goes_on(who: str, quick: Mpi) -> None:
+def test_a_job_whose_agents_are_killed_goes_on(who: str, quick: Mpi) -> None:
     need(quick.missing())
     done = check(mpiexec(quick, RANKS, PROGRAM, who, "end"))
     assert sorted(done.stdout.splitlines()) == END
@@ -54,7 +54,7 @@ def test_a_rank_that_raises_is_reported(who: str, quick: Mpi) -> None:
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("who", "cause"), [
-    pytest.param("1", message("launch/ended_without_sentinel"), id="one"),
+    pytest.param("1", message("launch/ended_without_agent"), id="one"),
     pytest.param("2", message("launch/killed_by_sigkill"), id="another", marks=THOROUGH),
     pytest.param("0", "", id="the coordinator", marks=THOROUGH)])
 def test_a_rank_that_is_killed_is_reported(who: str, cause: str, quick: Mpi) -> None:
@@ -67,7 +67,7 @@ def test_a_rank_that_is_killed_is_reported(who: str, cause: str, quick: Mpi) -> 
     assert done.stderr.count("mpiddp: failed:") == bool(cause)
 
 
-@pytest.mark.thorough("a sentinel that is killed is reported")
+@pytest.mark.thorough("an agent that is killed is reported")
 def test_it_is_said_where_the_launcher_reads(quick: Mpi, tmp_path: Path) -> None:
     """The rank's own output goes to a log."""
     need(quick.missing())
@@ -79,7 +79,7 @@ def test_it_is_said_where_the_launcher_reads(quick: Mpi, tmp_path: Path) -> None
 @pytest.mark.thorough("test_a_rank_that_is_killed_is_reported")
 @pytest.mark.torch
 @pytest.mark.parametrize("who", ["1", pytest.param("0", marks=THOROUGH)])
-def test_a_rank_that_is_killed_with_its_sentinel(who: str, quick: Mpi) -> None:
+def test_a_rank_that_is_killed_with_its_agent(who: str, quick: Mpi) -> None:
     """Rank 0 has said nothing, and the others only that it is gone."""
     need(quick.missing())
     done = mpiexec(quick, 2 if who == "1" else RANKS, PROGRAM, who, "with its rank")
@@ -90,7 +90,7 @@ def test_a_rank_that_is_killed_with_its_sentinel(who: str, quick: Mpi) -> None:
         assert done.stderr.count("mpiddp: failed:") == 0
 
 
-@pytest.mark.thorough("a sentinel that is killed is reported")
+@pytest.mark.thorough("an agent that is killed is reported")
 @pytest.mark.parametrize("who", ["1", "0"])
 def test_a_rank_in_native_code_is_not_taken_for_dead(who: str, quick: Mpi) -> None:
     need(quick.missing())
@@ -99,7 +99,7 @@ def test_a_rank_in_native_code_is_not_taken_for_dead(who: str, quick: Mpi) -> No
     assert missed(done) == who
 
 
-@pytest.mark.thorough("a sentinel that is killed, on one node")
+@pytest.mark.thorough("an agent that is killed, on one node")
 @pytest.mark.parametrize("how", ["end", "raise"])
 def test_on_three_nodes(how: str, cluster: Cluster) -> None:
     mpi = MPIS["openmpi4"]

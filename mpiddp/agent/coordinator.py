@@ -1,4 +1,4 @@
-"""The logic of the coordinator, in rank 0's sentinel: from all reports it decides which rank failed first."""
+"""The logic of the coordinator, in rank 0's agent: from all reports it decides which rank failed first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..systems.statuses import EXIT_KILLED
 from ..where.protocol import Sample, SnapshotRequest, ThreadsReply
 from . import events, protocol
 from .events import CoordinatorCommand, Record
-from .protocol import CoordinatorToSentinel, Hello, SentinelToCoordinator, UnfinishedRanks, WatchPeerProcess
+from .protocol import AgentToCoordinator, CoordinatorToAgent, Hello, UnfinishedRanks, WatchPeerProcess
 from .startup_timeout import LateRanks
 from .state_machine import StateMachine
 
@@ -27,18 +27,18 @@ SELECTION_INTERVAL_S = 2e-6  # for each rank, between selections of the root cau
 
 
 class Peer:
-    """The sentinel of a rank, as the coordinator knows it."""
+    """The agent of a rank, as the coordinator knows it."""
 
     def __init__(self, link: int, hello: Hello) -> None:
         self.link, self.rank, self.host = link, hello.rank, hello.host
         self.namespace, self.pid = hello.namespace, hello.pid
         self.gone = False  # the rank's process has ended
-        self.watched = True  # its sentinel lives; else the rank uses this link itself
+        self.watched = True  # its agent lives; else the rank uses this link itself
         self.decided = False  # it failed too, has its decision, and waits for the job's end
 
 
 class Peers:
-    """The sentinels, by link and by rank; in each namespace one of them, the observer, watches all processes there.
+    """The agents, by link and by rank; in each namespace one of them, the observer, watches all processes there.
 
     `hosts` has the host of each rank that was ever admitted.
     """
@@ -50,17 +50,17 @@ class Peers:
         self._observers: dict[str, Peer] = {}
 
     def admit(self, link: int, hello: Hello) -> Peer:
-        """Admit a sentinel."""
+        """Admit an agent."""
         self.hosts[hello.rank] = hello.host
         peer = self.by_link[link] = self.by_rank[hello.rank] = Peer(link, hello)
         return peer
 
     def introduce(self, peer: Peer) -> tuple[Peer, WatchPeerProcess]:
-        """Return the observer of a new sentinel's namespace, and what to send it."""
+        """Return the observer of a new agent's namespace, and what to send it."""
         return self._observers.setdefault(peer.namespace, peer), WatchPeerProcess(peer.rank, peer.pid)
 
     def unwatch(self, peer: Peer) -> Iterator[tuple[Peer, WatchPeerProcess]]:
-        """Mark a rank as unwatched; if its sentinel was an observer, yield the messages for the next one."""
+        """Mark a rank as unwatched; if its agent was an observer, yield the messages for the next one."""
         peer.watched = False
         if self._observers[peer.namespace] is not peer:
             return
@@ -71,7 +71,7 @@ class Peers:
                 yield observer, WatchPeerProcess(neighbour.rank, neighbour.pid)
 
     def drop(self, peer: Peer) -> None:
-        """Forget a sentinel that has left, or has ended."""
+        """Forget an agent that has left, or has ended."""
         del self.by_link[peer.link], self.by_rank[peer.rank]
 
 
@@ -190,14 +190,14 @@ class Announced(Decided):
 
 
 class EndOrdered(Announced):
-    """Every sentinel has been asked to end its rank."""
+    """Every agent has been asked to end its rank."""
 
 
 Phase = Running | Deciding | Decided | Announced | EndOrdered
 
 
 class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
-    """Talks to the sentinels of all ranks; a link is a number for the connection to one."""
+    """Talks to the agents of all ranks; a link is a number for the connection to one."""
 
     transitions: ClassVar = {
         Running: ((Deciding,), ()), Deciding: ((Decided,), ()), Decided: ((Announced, EndOrdered), ()),
@@ -254,7 +254,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
 
     @property
     def has_unprinted_verdict(self) -> bool:
-        """Whether the verdict may have to be printed here, because no sentinel has reported that it is printed."""
+        """Whether the verdict may have to be printed here, because no agent has reported that it is printed."""
         return self._outcome is not None and self._printer is None
 
     @property
@@ -288,15 +288,15 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
             case "unprinted":
                 self._print_if_unprinted()
 
-    def _send(self, peer: Peer, message: CoordinatorToSentinel) -> None:
+    def _send(self, peer: Peer, message: CoordinatorToAgent) -> None:
         self._do(events.ToPeer(peer.link, message))
 
-    def _send_all(self, message: CoordinatorToSentinel) -> None:
+    def _send_all(self, message: CoordinatorToAgent) -> None:
         for peer in self.peers.by_link.values():
             self._send(peer, message)
 
     def _greet(self, link: int, hello: Hello) -> None:
-        """Admit the sentinel of a rank, unless the rank has one."""
+        """Admit the agent of a rank, unless the rank has one."""
         is_member = self._own is None or 0 < hello.rank < self._own.world_size
         if is_member and hello.rank not in self.peers.by_rank:
             self._do(events.ToPeer(link, protocol.Admitted()))
@@ -311,8 +311,8 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
             ends = isinstance(self.phase, EndOrdered)
             self._send(peer, protocol.JobEnds(self.phase.outcome.first.status, abort=ends))
 
-    def _on_sentinel_lost(self, peer: Peer) -> None:
-        """Mark a rank as unwatched, and resend it what its sentinel may have received."""
+    def _on_agent_lost(self, peer: Peer) -> None:
+        """Mark a rank as unwatched, and resend it what its agent may have received."""
         for observer, message in self.peers.unwatch(peer):
             self._send(observer, message)
         self.evidence.silent.discard(peer.rank)
@@ -322,7 +322,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         if isinstance(self.phase, Announced):
             self._send_end(self.phase.outcome, peer)
 
-    def _on_message(self, peer: Peer, message: SentinelToCoordinator | Text | Unreadable) -> None:
+    def _on_message(self, peer: Peer, message: AgentToCoordinator | Text | Unreadable) -> None:
         match message:
             case protocol.Failed(report, gone):
                 peer.gone = gone
@@ -356,8 +356,8 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
                 self._do(*self._late_ranks.set_stage(peer.rank, name))
             case protocol.Leave():
                 self._drop(peer)
-            case protocol.SentinelLost():
-                self._on_sentinel_lost(peer)
+            case protocol.AgentLost():
+                self._on_agent_lost(peer)
             case Hello() | Sample() | SnapshotRequest() | ThreadsReply() | Text() | protocol.UnaskedStop():
                 pass  # nothing to decide from
             case Unreadable(error):
@@ -373,14 +373,14 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         self._do(events.CloseConnection(peer.link))
 
     def _on_lost(self, peer: Peer, error: str) -> None:
-        """Report a rank if its sentinel has ended without a `Leave`."""
+        """Report a rank if its agent has ended without a `Leave`."""
         self._drop(peer)
         if peer.rank == self._printer:  # printing the reason twice beats not printing it
             self._printer = None
-        together = "its sentinel" if peer.pid != 1 else "its container"
+        together = "its agent" if peer.pid != 1 else "its container"
         cause, status = f"ended together with {together}, for an unknown reason", EXIT_KILLED
         if not peer.watched:
-            cause = "ended for an unknown reason: its sentinel had been killed before"
+            cause = "ended for an unknown reason: its agent had been killed before"
         if error:
             cause, status = f"cannot be reached: its node or its network is down ({error})", 1
         if self._outcome is None:
@@ -488,7 +488,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
             self._begin_end()
 
     def _begin_end(self) -> None:
-        """Make every sentinel end its rank."""
+        """Make every agent end its rank."""
         outcome = self._outcome
         if outcome is not None and self._enter(EndOrdered(outcome)):
             self._announce_end(outcome)
