@@ -1,8 +1,8 @@
-"""The program: from a process that MPI started to a running script, and out again. Start to read here.
+"""The program: from a process that a launcher started to a running script, and out again. Start to read here.
 
-`python -m mpiddp train.py` reads its options (cli.py) and calls launch() in each rank. A rank starts in nine steps:
+`python -m mpiddp train.py` reads its options (cli.py) and calls launch(). A rank starts in nine steps:
 
-    start()         1  fork the agent, the process that watches this rank: before MPI and torch are loaded
+    start()         1  fork the rank; this process stays as its parent, the agent (agent/), without MPI and torch
                     2  check that launcher and MPI library fit, and initialise MPI
       meet()        3  send what this host has to rank 0, which plans for all ranks, and receive this rank's plan
                     4  set variables, and bind this process to its cores
@@ -12,9 +12,10 @@
       watch()       8  connect the agents: from here on all ranks end together
     set_up_torch()  9  choose the GPU, and create the process group
 
-Then the script runs in this process (runner/lifecycle.py: run_script, leave_job). A start that fails before step 8 is
-refused: one rank prints a named reason, and every rank exits with status 3. Whatever fails later ends the job on all
-ranks, with a report of the rank that failed first (runner/termination.py).
+Then the script runs in the rank (runner/lifecycle.py: run_script), and Python's own exit ends it, with leave_job() as
+the last of the atexit functions. A start that fails before step 8 is refused: one rank prints a named reason, and every
+rank exits with status 3. Whatever fails later ends the job on all ranks, with a report of the rank that failed first
+(runner/termination.py, agent/coordinator.py); then all agents exit with the same status.
 
 A program with its own main() takes part by mpiddp.init_process_group() (api.py), which calls start_program().
 """
@@ -25,13 +26,11 @@ import atexit
 import contextlib
 import functools
 import os
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from .agent.client import fork_agent
+from .agent.start import fork_rank
 from .base import timeline
 from .base.config import RESTART_VARIABLE, LaunchConfig
 from .base.errors import LaunchError, LocalLaunchError
@@ -67,22 +66,7 @@ job: RunningJob | None = None  # which `launch` started in this process
 
 
 def launch(config: LaunchConfig, program: Program = run_script) -> int:
-    """Start this rank, run the script in it, or another program, and return the exit status.
-
-    The rank leaves the job after the script's threads and atexit functions. A script that fails ends the job on all
-    ranks. If another program runs ours, such as a profiler, it has work to do when we return: then the process ends by
-    Python's own exit.
-    """
-    frame = sys._getframe()
-    if script.is_run_by_python(frame):
-        return start_and_run(config, program)
-    keeper = script.ExitStatusKeeper(frame)
-    keeper.status = start_and_run(config._replace(python_exit=True), program)
-    return keeper.status
-
-
-def start_and_run(config: LaunchConfig, program: Program) -> int:
-    """Start this rank and run a program in it; end the process as `config` says."""
+    """Start this rank, run the script in it, or another program, and return the exit status."""
     global job
     try:
         job = start(config)
@@ -97,9 +81,11 @@ def start_and_run(config: LaunchConfig, program: Program) -> int:
 
             file = config.script.target if config.script and config.script.is_file else ""
             describe = functools.partial(job.membership.explain, file, config)
-            return print_explanation(describe, job.membership.environment, config.explain)
-        job.termination.watch_script(leave)
-        return program(job, config)
+            job.status = print_explanation(describe, job.membership.environment, config.explain)
+        else:
+            job.termination.watch_script(leave)
+            job.status = program(job, config)
+        return job.status
     except BaseException as error:
         job.failure = error
         raise
@@ -110,8 +96,8 @@ def start(config: LaunchConfig) -> RunningJob:
     timeline.begin_stage("agent")
     prepare_process(config)
     started_by = launchers.read_launch_facts(os.environ)
+    agent = fork_rank(config, started_by)  # 1
     output = Output(is_relayed(config))
-    agent = fork_agent(config, started_by)  # 1
     stop = prepare_stop(config, started_by)
     with refusing_early(agent), signals.signals_held() if stop else contextlib.nullcontext():
         check_started_once()
@@ -119,7 +105,7 @@ def start(config: LaunchConfig) -> RunningJob:
         signals.restore_dispositions()
     with refusing(MPI, agent):
         membership = meet(MPI.COMM_WORLD, config, agent, stop)  # 3 to 7
-    if not config.python_exit and not needs_exit_functions(os.environ):
+    if not needs_exit_functions(os.environ):
         skip_exit_functions()
     started = watch(membership, config, agent, output, stop)  # 8
     assert started.termination
@@ -142,7 +128,7 @@ def start(config: LaunchConfig) -> RunningJob:
 
 
 def prepare_process(config: LaunchConfig) -> None:
-    """Prepare this process for the script, as far as that precedes the fork of the agent."""
+    """Prepare this process for the script, as far as that precedes the fork of the rank."""
     if config.script is not None:
         script.set_path(config.script)
     runtime.drop_foreign_run_id(os.environ)
@@ -156,10 +142,10 @@ def meet(
 ) -> Membership:
     """Bring the ranks of a communicator together as a job, still without a process group. Collective.
 
-    The startup timeout counts from the fork of the agent, if there is one. `stop` knows when the job must stop.
+    The startup timeout counts from the fork of the rank, if it has an agent. `stop` knows when the job must stop.
     Raises LaunchError, the same on every rank, or LocalLaunchError.
     """
-    began_s = agent.start if agent else time.monotonic()
+    began_s = agent.began_s if agent else time.monotonic()
     rendezvous = Rendezvous(comm, config.startup_timeout_s, began_s)
     rank0 = BootstrapHost(rendezvous, config, agent)  # its methods run on rank 0 only
     timeline.begin_stage("facts")
@@ -193,11 +179,9 @@ def watch(
     membership: Membership, config: LaunchConfig, agent: AgentClient, output: Output, stop: Stop | None
 ) -> RunningJob:
     """Make this rank's agent join the others: from now on the ranks end together."""
-    from mpi4py import MPI
-
     timeline.begin_stage("connecting agents")
     agent.report_stage("connecting agents")
-    termination = Termination(MPI, agent, membership.identify(config), output, config)
+    termination = Termination(agent, membership.identify(config), output, config)
     termination.join_agents(membership.endpoint)
     write_trace = None
     if config.trace_file:
@@ -236,8 +220,7 @@ def reporting(termination: Termination) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        termination.fail_by_exception(error)
-        termination.end_after_failure()
+        raise SystemExit(termination.fail_by_exception(error)) from None
 
 
 @contextlib.contextmanager
@@ -249,9 +232,9 @@ def refusing(MPI: Any, agent: AgentClient) -> Iterator[None]:
         agent.report_locally_handled()
         refuse_alone(error)
     except LaunchError as error:
+        agent.report_locally_handled()
         refuse(MPI.COMM_WORLD, error)
         MPI.Finalize()
-        agent.dismiss()
         raise
     except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
         agent.report_locally_handled()
@@ -263,44 +246,28 @@ def refusing(MPI: Any, agent: AgentClient) -> Iterator[None]:
         abort(MPI, exception.find_script_status(error))
 
 
-def start_program(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]) -> RunningJob:
-    """Start this rank of a program with its own main(), up to the process group, and watch it like a script.
+def start_program(comm: MPI.Comm, config: LaunchConfig) -> RunningJob:
+    """Start this rank of a program with its own main(), up to the process group. Collective; raises LaunchError.
 
-    `leave` is called if the program ends without having left the job. A single rank is not watched, because nobody
-    waits for it; nor is a rank outside of the main thread, where signals can't be handled. Raises LaunchError; for a
-    reason that only this rank knows the job ends.
+    If only this rank knows the reason, the job ends, unless this rank is alone in it.
     """
-    from .runner.exit_hooks import ExitGuard
-
     check_whole_world(comm)
     site.apply_site(config)  # what MPI reads comes too late
-    if comm.size == 1 or threading.current_thread() is not threading.main_thread():
-        return join_unwatched(comm, config)
-    started_by = launchers.read_launch_facts(os.environ)
-    agent = fork_agent(config, started_by)
-    agent.report_stage("the start after MPI_Init")
-    stop = prepare_stop(config, started_by)
     try:
-        await_all(comm, config.startup_timeout_s, agent.start)
-        membership = meet(comm, config, agent, stop)
+        return join(comm, config, prepare_stop(config, launchers.read_launch_facts(os.environ)))
     except LocalLaunchError as error:
-        agent.report_locally_handled()
+        if comm.size == 1:
+            raise
         refuse_alone(error)
-    except BaseException:
-        agent.report_locally_handled()
-        agent.dismiss()
-        raise
-    started = watch(membership, config, agent, Output(is_relayed(config)), stop)
-    assert started.termination
-    started.termination.redirect_output(choose_output_target(membership, config))
-    started.termination.watch_process(leave)
-    started.guard = ExitGuard(started.termination, leave)
-    return started
 
 
-def join_unwatched(comm: MPI.Comm, config: LaunchConfig) -> RunningJob:
-    """Start this rank of a program that needs no watching, or is watched already. Collective; raises LaunchError."""
-    return RunningJob(meet(comm, config))
+def join(comm: MPI.Comm, config: LaunchConfig, stop: Stop | None = None) -> RunningJob:
+    """Bring the ranks of a communicator together as a job that has no agents of its own. Collective.
+
+    Raises LaunchError, the same on every rank, or LocalLaunchError.
+    """
+    await_all(comm, config.startup_timeout_s, time.monotonic())
+    return RunningJob(meet(comm, config, stop=stop), stop=stop)
 
 
 def check_whole_world(comm: MPI.Comm) -> None:

@@ -90,6 +90,10 @@ class Launcher(NamedTuple):
     name its PMI library to Intel MPI. `is_step`: its ranks are a step of the job. `binds_without_cgroup`: a rank may
     have fewer CPUs than its cgroup.
 
+    Signals: one that the launcher passes on, or sends to end a job, reaches the process group that it has started; if
+    it `signals_all`, every process of a rank. `kill_delay_s` after SIGTERM a rank is best ended, shortly before the
+    launcher sends SIGKILL; 0 if that takes long.
+
     Command line: `command` starts ranks. `program` is a regular expression for the program's name, `path` for its path
     with links resolved, and `version` for the output of --version. `chooses` choose nodes, `counts` set the number of
     ranks, `per_node` the ranks of each node, and `values` has the number of words that follow an option. `step_options`
@@ -137,6 +141,9 @@ class Launcher(NamedTuple):
     pmi_library: str = ""
     is_step: bool = False
     binds_without_cgroup: bool = False
+
+    signals_all: bool = False
+    kill_delay_s: float = 0.0
 
     command: str = ""
     program: str = ""
@@ -294,7 +301,7 @@ SRUN = Launcher(
     options={PMIX: "--mpi=pmix", PMI: "--mpi=pmi2", CRAY_PMI: "--mpi=cray_shasta"}, asked="SLURM_MPI_TYPE",
     interface="--mpi={}", ask_interfaces=("srun", "--mpi=list"),
     hides=("SLURM_", "PMI_", "PMIX_", "PALS_", "I_MPI_PMI_LIBRARY"), loses_status=frozenset({PMI}),
-    pmi_library="I_MPI_PMI_LIBRARY", is_step=True,
+    pmi_library="I_MPI_PMI_LIBRARY", is_step=True, signals_all=True,
     command="srun", program="srun", counts=("-n", "--ntasks"), per_node=("--ntasks-per-node",),
     chooses=("-N", "--nodes", "-w", "--nodelist", "-x", "--exclude", "-F", "--nodefile"),
     values=dict.fromkeys((
