@@ -6,6 +6,7 @@ import contextlib
 import enum
 import os
 import resource
+import select
 import signal
 import socket
 import time
@@ -111,6 +112,18 @@ class CoordinatorServer:
         self._loop.cancel_timers("endpoint")
         if self._endpoint:
             self._tasks.run(partial(remove_endpoint, self._endpoint))
+
+    def await_peers(self, limit_s: float) -> None:
+        """Return when the other agents have ended, or at the limit."""
+        deadline = time.monotonic() + limit_s
+        waiting = select.poll()
+        for channel in self._channels.values():
+            waiting.register(channel, select.POLLRDHUP)
+        left = len(self._channels)
+        while left and (left_s := deadline - time.monotonic()) > 0:
+            for descriptor, _ in waiting.poll(1000 * left_s):
+                waiting.unregister(descriptor)
+                left -= 1
 
     def handle_own_message(self, message: protocol.AgentToCoordinator) -> None:
         """Handle a message of this process's own watcher."""

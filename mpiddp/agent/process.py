@@ -24,6 +24,7 @@ from ..discovery.process import WatchedProcess
 from ..failure.report import format_error_file, print_failure
 from ..ipc.event_loop import EventLoop
 from ..output import index
+from ..systems.launchers import HYDRA_VARIABLE
 from ..where import progress
 from ..where.protocol import END, InspectFds, SampleRequest, ThreadsRequest
 from . import events, protocol
@@ -50,6 +51,7 @@ PR_SET_CHILD_SUBREAPER = 36  # (linux/prctl.h)
 OUTSIDE_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
                    signal.SIGALRM, signal.SIGXCPU)
 PMI_TIMEOUT_S = 0.5  # for mpiexec to answer
+PEERS_TIMEOUT_S = 1.0  # for the other agents to end
 MAX_CRASH_BYTES = 2**20  # that faulthandler may write
 
 
@@ -284,22 +286,29 @@ class Agent:
             own = index.shell_status(self._wait_status)
             self._tasks.run(partial(index.update_record, self._watcher.member.log, own, overwrite=False))
         self._tasks.finish(FINAL_TASKS_TIMEOUT_S)
-        say_goodbye_to_hydra()
+        if say_goodbye_to_hydra():
+            if self._connections.server is None:
+                self.status = 0
+            else:
+                self._connections.server.await_peers(PEERS_TIMEOUT_S)
         self.loop.stop()
 
 
-def say_goodbye_to_hydra() -> None:
-    """Finalise PMI for the rank, if MPICH's or Intel's mpiexec has started this process, and the rank has not.
+def say_goodbye_to_hydra() -> bool:
+    """Finalise PMI for the rank, if MPICH's or Intel's mpiexec has started this process; return whether it has.
 
     Else mpiexec kills the other agents as soon as this one ends, before they can end with the job's status, and returns
-    another one. Both read PMI's lines from a process until its connection closes (PMI-1's wire protocol).
+    another one. Even so it may kill those of other nodes when one ends with a status: so the coordinator alone has it,
+    and ends last. Both read PMI's lines from a process until its connection closes (PMI-1's wire protocol).
     """
     connection = os.environ.get("PMI_FD", "")
-    if connection.isdecimal():
-        with contextlib.suppress(OSError):
-            os.write(int(connection), b"cmd=finalize\n")
-            if select.select([int(connection)], [], [], PMI_TIMEOUT_S)[0]:
-                os.read(int(connection), 1000)  # the answer: Intel's mpiexec fails if nobody reads it
+    if not connection.isdecimal() or HYDRA_VARIABLE not in os.environ:
+        return False
+    with contextlib.suppress(OSError):  # the rank has finalised it
+        os.write(int(connection), b"cmd=finalize\n")
+        if select.select([int(connection)], [], [], PMI_TIMEOUT_S)[0]:
+            os.read(int(connection), 1000)  # the answer: Intel's mpiexec fails if nobody reads it
+    return True
 
 
 def ignore(*_: object) -> None:

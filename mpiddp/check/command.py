@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..base.config import LaunchConfig
 from ..base.errors import LocalLaunchError
 from ..base.version import __version__
-from ..bootstrap.refusal import refuse_alone, refuse_early
+from ..bootstrap.refusal import refuse_early
 from ..cli import read_settings
 from ..options.parser import Parser, parse_path
 from ..options.site import read_site_defaults
