@@ -47,7 +47,7 @@ class Connections:
         self._early: list[AgentToCoordinator] | None = None  # to the coordinator, until it admits this rank
         self._registration: protocol.RegisterRank | None = None
         self._reconnects = 0
-        self._is_over = False  # the coordinator ends
+        self.is_over = False  # the coordinator ends
         loop.watch(rank, self._read_rank)
 
     def hold_socket(self) -> None:
@@ -146,7 +146,7 @@ class Connections:
         for message in messages:
             if isinstance(message, protocol.Admitted):
                 self._early = None
-            self._is_over |= isinstance(message, protocol.JobOver)
+            self.is_over |= isinstance(message, protocol.JobOver)
             self._post(events.FromCoordinator(message))
 
     def _on_connection_lost(self, reason: str) -> None:
@@ -158,5 +158,5 @@ class Connections:
         if self._early is not None and self._reconnects < MAX_RECONNECTS:
             self._reconnects += 1
             self._connect()
-        elif not self._is_over:
+        elif not self.is_over:
             self._post(events.CoordinatorLost(reason))

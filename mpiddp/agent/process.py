@@ -286,10 +286,10 @@ class Agent:
             self._tasks.run(partial(index.update_record, self._watcher.member.log, own, overwrite=False))
         self._tasks.finish(FINAL_TASKS_TIMEOUT_S)
         if not self._watched.by_srun and say_goodbye():
-            if self._connections.server is None:
-                self.status = 0
-            else:
+            if self._connections.server is not None:
                 self._connections.server.await_peers(PEERS_TIMEOUT_S)
+            elif self._connections.is_over:
+                self.status = 0
         self.loop.stop()
 
 

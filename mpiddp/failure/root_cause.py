@@ -235,7 +235,7 @@ def conclude_secondary(case: Case) -> RootCause | Wait | None:
 # In this order.
 RULES = (
     Rule("the slurmstepd of a node ends", "it was killed, and manages the ranks of this node", conclude_step_daemon),
-    Rule("agents got a signal, and ranks died of it (mpirun, mpiexec, scancel, a time limit)",
+    Rule("agents got a signal, and ranks died of it (from a user, a launcher, a scheduler)",
          "ended by the signal, sent to the job from outside", conclude_outside),
     Rule("a rank's process has ended, or its agent's connection", "its status, signal or loss", conclude_death),
     Rule("a rank reports an exception of its own", "the exception", conclude_error),
