@@ -41,7 +41,7 @@ class AgentClient:
         self._has_own_group = has_own_group
         self._inbox: dict[type[Any], AgentToRank | Unreadable] = {}
         self._dumper: StackDumper | None = None
-        self.status = 0  # with which the rank ends, as the agent knows
+        self._reports_crashes = False
 
     def report_stage(self, name: str) -> None:
         """Report the stage that begins."""
@@ -87,6 +87,7 @@ class AgentClient:
         if not faulthandler.is_enabled():
             with contextlib.suppress(OSError, ValueError):
                 faulthandler.enable(file=self._crash_pipe)
+                self._reports_crashes = True
         with contextlib.suppress(OSError):
             self._dumper = StackDumper(*self._dumper_fds)
         is_free = signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL and not handled_signals([signal.SIGQUIT])
@@ -164,9 +165,10 @@ class AgentClient:
     def _in_child(self) -> None:
         """Close in a process that the script has forked what belongs to the rank."""
         self._channel.close()
-        faulthandler_file = self._crash_pipe
-        with contextlib.suppress(OSError):
-            os.close(faulthandler_file)
+        if self._reports_crashes:  # else the stack goes into the file that gets the number of our descriptor
+            faulthandler.disable()
+            with contextlib.suppress(OSError, ValueError):
+                faulthandler.enable(file=2)
 
 
 def leave_to_agent(*_: object) -> None:

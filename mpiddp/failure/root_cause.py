@@ -272,9 +272,9 @@ def make_late_rank_report(late: int, secondary: Sequence[Report], context: Failu
     """Return the report on the only rank that waits for no other; the `secondary` ones timed out waiting for it."""
     first = secondary[0]
     waiting = f"rank {first.rank}" if len(secondary) == 1 else f"{len(secondary):,} ranks"
-    before_exec, is_at_exit, limit = first.cause.partition(EXIT_TIMEOUT_WORDS)
+    _, is_at_exit, limit = first.cause.partition(EXIT_TIMEOUT_WORDS)
     if is_at_exit:
-        cause = f"did not finish within{limit}; {waiting} timed out waiting {before_exec}".rstrip(", ")
+        cause = f"did not finish within{limit}; {waiting} timed out waiting"
     else:
         cause = f"did not reach {first.where or 'the collective'}, where {waiting} timed out: {first.cause}"
     return Report(late, context.hosts[late], ReportKind.UNREACHABLE, cause, first.status, context.activity.places[late])
