@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..base.errors import assert_never
 from ..base.stderr import write_line
 from ..base.text import field_names
-from ..ipc.channel import Channel, Codec, Text, Unreadable
+from ..ipc.channel import Channel, Codec, Unreadable
 from ..ipc.event_loop import EventLoop
 from ..ipc.helper_process import set_process_title
 from .log import RankLog
@@ -85,7 +85,7 @@ class Forwarder:
         self._loop.watch(control, self._receive)
         self._listen()
 
-    def run(self, messages: list[RankToRelay | Text | Unreadable]) -> None:
+    def run(self, messages: list[RankToRelay | Unreadable]) -> None:
         """Forward all output, after answering messages that have already arrived."""
         self._answer(messages)
         self._loop.run()
@@ -224,7 +224,7 @@ class Forwarder:
         else:
             self._answer(messages)
 
-    def _answer(self, messages: list[RankToRelay | Text | Unreadable]) -> None:
+    def _answer(self, messages: list[RankToRelay | Unreadable]) -> None:
         for message in messages:
             self._catch_up()
             match message:
@@ -238,7 +238,7 @@ class Forwarder:
                     agent = AgentChannel(socket.socket(fileno=self._control.take_descriptor()), AGENT_CODEC)
                     self._awaits_stack = self._log is not None
                     self._loop.watch(agent, partial(self._receive_from_agent, agent))
-                case ForwardConfig() | Text() | Unreadable():
+                case ForwardConfig() | Unreadable():
                     pass
                 case _:
                     assert_never(message)
