@@ -554,7 +554,7 @@ def test_a_running_agent_and_a_running_relay_have_neither_torch_nor_mpi(quick: M
         go.touch()
         check(job.result())
     assert sorted(title.partition(" on ")[0] for title in titles.values()) == [
-        f"mpiddp: {what} of rank {rank}" for what in ("output", "agent") for rank in (0, 1)]
+        f"mpiddp: {what} of rank {rank}" for what in ("agent", "output") for rank in (0, 1)]
     assert [(look.foreign, look.libraries) for look in ranks] == [({"torch", "mpi4py"}, {"torch", "mpi"})] * 2
     assert [(look.foreign, look.libraries) for look in looks] == [(set(), set())] * 4
     assert threads == [1] * 4
