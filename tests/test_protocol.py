@@ -18,12 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiddp.agent.protocol import (
-    EndDecision,
-    EndRank,
     Failed,
     JobEnds,
+    PrintReason,
+    RankEnded,
     ReasonPrinted,
     RegisterRank,
+    ScriptEnded,
     Stage,
 )
 from mpiddp.base.ranks import RankIdentity
@@ -31,7 +32,7 @@ from mpiddp.failure.root_cause import Report, ReportKind, RootCause
 from mpiddp.ipc.channel import HEADER, MAX_FRAME_BYTES, Channel, Codec, FrameReader, Unreadable, encode
 from mpiddp.output.protocol import Output
 
-Sent = Stage | RegisterRank | Failed | ReasonPrinted | JobEnds | EndDecision | EndRank | Output
+Sent = Stage | RegisterRank | Failed | ReasonPrinted | JobEnds | PrintReason | RankEnded | ScriptEnded | Output
 CODEC: Codec[Sent] = Codec(Sent)
 TOKEN = "0123456789abcdef" * 2
 BRACKETS = b'{"a":' + b"[" * 1440
@@ -49,19 +50,19 @@ def report(rank: int) -> Report:
 
 
 SOME_MESSAGES: list[Sent] = [
-    Stage("MPI_Init"), RegisterRank(member(1), "::1", 77, TOKEN), Failed(report(1), gone=True), ReasonPrinted(),
-    JobEnds(75, True, True), EndDecision(None, 1, False), EndDecision(RootCause(report(1), "others", True), 1, True),
-    Output(1, b"\0\xff\n"), Output(2, b""), Stage("\udcff\n"),
+    Stage("MPI_Init"), RegisterRank(member(1), "::1", 77, TOKEN), Failed(report(1)), ReasonPrinted(), JobEnds(75),
+    PrintReason(RootCause(report(1), "others", True)), ScriptEnded(3, vanished=True), Output(1, b"\0\xff\n"),
+    Output(2, b""), Stage("\udcff\n"),
 ]
 NONSENSE = {
-    "no fields": b'{"Failed": 7}', "lacks a field": b'{"EndRank": {}}',
+    "no fields": b'{"Failed": 7}', "lacks a field": b'{"RankEnded": {}}',
     "one field too many": b'{"ReasonPrinted": {"x": 1}}',
-    "no number": b'{"EndRank": {"status": "1"}}', "no truth": b'{"Failed": {"report": null, "gone": 1}}',
-    "another report": b'{"Failed": {"report": {"no": "report"}, "gone": false}}', "a list": b'{"EndRank": [3]}',
-    "no verdict": b'{"EndDecision": {"verdict": [], "status": 1, "abort": true}}',
+    "no number": b'{"RankEnded": {"status": "1"}}', "no truth": b'{"ScriptEnded": {"calls": 1, "vanished": 1}}',
+    "another report": b'{"Failed": {"report": {"no": "report"}}}', "a list": b'{"RankEnded": [3]}',
+    "no root cause": b'{"PrintReason": {"root_cause": []}}',
     "bytes in JSON": b'{"Output": {"stream": 1, "data": [1]}, "x": 1}', "nothing": b"", "text": b"Fatal Python error",
     "half an object": b"{", "no name": b"{}", "a list alone": b"[]", "a number": b"7",
-    "two messages": b'{"EndRank": {"status": 1}, "ReasonPrinted": {}}', "an unknown name": b'{"a": 1}',
+    "two messages": b'{"RankEnded": {"status": 1}, "ReasonPrinted": {}}', "an unknown name": b'{"a": 1}',
     "no UTF-8": b"\xff{", "no UTF-8 in a name": b'{"\xff": 1}',
     "many digits": b'{"status": ' + b"9" * 5000 + b"}", "many brackets": BRACKETS,
 }
@@ -83,18 +84,18 @@ def test_a_message_comes_as_it_was_sent(message: Sent) -> None:
     assert (type(found), found) == (type(message), message)
 
 
-def test_a_decision_for_a_script_that_has_unloaded_our_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_for_a_script_that_has_unloaded_our_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("mpiddp")]:
         monkeypatch.delitem(sys.modules, name)
-    decision = EndDecision(RootCause(report(1)), 1, abort=True)
-    assert read(encode(decision)) == [decision]
+    reason = PrintReason(RootCause(report(1)))
+    assert read(encode(reason)) == [reason]
 
 
 @pytest.mark.parametrize("text", NONSENSE.values(), ids=NONSENSE)
 def test_a_frame_that_is_no_message_damages_no_other(text: bytes) -> None:
-    unreadable, last = read(frame(text) + encode(EndRank(1)))
+    unreadable, last = read(frame(text) + encode(RankEnded(1)))
     assert isinstance(unreadable, Unreadable)
-    assert last == EndRank(1)
+    assert last == RankEnded(1)
 
 
 def test_frames_cut_at_every_byte() -> None:
@@ -144,9 +145,8 @@ def test_what_is_too_long_ends_the_connection(data: bytes) -> None:
 
 def test_a_frame_without_its_end_is_no_message() -> None:
     with channels() as (ours, its):
-        its._socket.sendall(encode(EndRank(1))[:-1])
+        its._socket.sendall(encode(RankEnded(1))[:-1])
         its.close()
-        assert ours.receive(WAIT_S) == []
         with pytest.raises(EOFError):
             ours.receive(WAIT_S)
 
@@ -156,12 +156,12 @@ def test_time_limits_of_receiving() -> None:
         assert ours.receive(0) == []
         with pytest.raises(TimeoutError):
             ours.receive(0.01)
-        its.send(EndRank(1))
-        assert ours.receive(0) == [EndRank(1)]
+        its.send(RankEnded(1))
+        assert ours.receive(0) == [RankEnded(1)]
         ours.close()
         with pytest.raises(OSError, match="Bad file descriptor"):
             ours.receive(WAIT_S)
-        assert not ours.send(EndRank(1))
+        assert not ours.send(RankEnded(1))
 
 
 @pytest.mark.parametrize("with_descriptor", [False, True], ids=["plain", "with a descriptor"])
@@ -197,7 +197,7 @@ def test_descriptors_come_in_the_order_of_their_messages() -> None:
         found: list[Sent | Unreadable] = []
         for number, (reading, _) in enumerate(pipes):
             assert ours.send(Stage(str(number)))
-            assert ours.send(EndRank(number), reading)
+            assert ours.send(RankEnded(number), reading)
         take_all(its, found)
         assert len(found) == 2 * len(pipes)
         for reading, _ in pipes[:30]:
@@ -291,3 +291,12 @@ def test_several_threads_receive() -> None:
         for one in reading:
             one.result(WAIT_S)
     assert sorted(one.stream for one in found if isinstance(one, Output)) == list(range(total))
+
+
+def test_without_waiting_all_that_has_come_is_returned() -> None:
+    """Also a message that takes many reads."""
+    with channels() as (ours, its):
+        assert ours.send(Output(1, bytes(150_000)))
+        assert its.receive(0) == [Output(1, bytes(150_000))]
+        its._socket.sendall(encode(RankEnded(1))[:-1])
+        assert ours.receive(0) == []

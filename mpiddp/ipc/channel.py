@@ -226,15 +226,17 @@ class Channel(Generic[Sent, Received]):
         return True
 
     def receive(self, timeout_s: float = SEND_TIMEOUT_S) -> list[Received | Unreadable]:
-        """Return the messages of one read, which may be none.
+        """Return the messages that have come, at least one; with `timeout_s` 0 it does not wait, and may return none.
 
-        With `timeout_s` 0 it does not wait. Raises TimeoutError if nothing came in time, EOFError if the other end has
-        closed, and another OSError if it cannot be reached any more, or a message is too long.
+        Raises TimeoutError if none came in time, EOFError if the other end has closed, and another OSError if it cannot
+        be reached any more, or a message is too long.
         """
         deadline = time.monotonic() + timeout_s
         while self._receiving.acquire(timeout=max(0.0, deadline - time.monotonic())):
             try:
-                return self._read()
+                while not (messages := self._read()):
+                    pass
+                return messages
             except BlockingIOError:
                 pass
             finally:
