@@ -23,7 +23,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 SEND_TIMEOUT_S = 2.0
 HEADER = struct.Struct("!II")  # the lengths of the JSON and of the payload
 MAX_FRAME_BYTES = 2**24  # a snapshot of 10,000 ranks has some million
-MAX_UNSENT_BYTES = 2 * MAX_FRAME_BYTES  # which enqueue() stores for a slow reader
+MAX_UNSENT_BYTES = MAX_FRAME_BYTES  # which enqueue() stores for a slow reader
 IO_BYTES = 2**16  # of one read or write
 DESCRIPTORS_BYTES = socket.CMSG_SPACE(16 * 4)  # for the descriptors that come with one read
 
@@ -205,8 +205,10 @@ class Channel(Generic[Sent, Received]):
         If the other end reads too slowly for MAX_UNSENT_BYTES, the connection is lost: the next receive() raises that.
         """
         frame = encode(message)
-        if len(self._unsent) + len(frame) > MAX_UNSENT_BYTES:
-            self._error = OSError(errno.ENOBUFS, f"it does not read: {len(self._unsent)} bytes are unsent")
+        unsent_bytes = len(self._unsent) + len(frame)
+        if unsent_bytes > MAX_UNSENT_BYTES:
+            self._error = OSError(errno.ENOBUFS, f"it reads too slowly: {unsent_bytes} bytes are unsent, more than the "
+                                  f"{MAX_UNSENT_BYTES} allowed")
             self._unsent.clear()
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # which an event loop notices
