@@ -17,10 +17,10 @@ from mpiddp.agent.state_machine import StateMachine
 from mpiddp.agent.watcher import Watcher
 from mpiddp.base.ranks import RankIdentity
 from mpiddp.failure.root_cause import NOBODY, JobActivity, Report, ReportKind, RootCause
-from mpiddp.ipc.channel import Text, Unreadable
+from mpiddp.ipc.channel import Unreadable
 
 StateMachine.raises = True
-CoordinatorMessage = protocol.CoordinatorToAgent | Text | Unreadable
+CoordinatorMessage = protocol.CoordinatorToAgent | Unreadable
 
 NOTICING_S = 0.005  # for a launcher to notice that a rank is gone
 CLEANING_S = 0.7  # that an agent may take to end what its rank left
