@@ -19,7 +19,7 @@ from ..planning.environment import Endpoint
 from ..where.dumper import StackDumper, handled_signals
 from . import protocol
 from .protocol import AgentToRank, AllFinished, JobEnds, ListenPort, PrintStack, RankToAgent, RegistrationDone
-from .timeouts import ANSWER_TIMEOUT_S, LISTEN_TIMEOUT_S
+from .timeouts import ABORT_WAIT_S, ANSWER_TIMEOUT_S, LISTEN_TIMEOUT_S
 
 RankChannel = Channel[RankToAgent, AgentToRank]
 CODEC: Codec[AgentToRank] = Codec(AgentToRank)
@@ -113,6 +113,12 @@ class AgentClient:
         """Report that this rank ends for a reason that it has printed itself, and return the job's exit status."""
         self.report_locally_handled()
         return self.report_failure(report)
+
+    def await_abort(self) -> int | None:
+        """Report that this rank can end the job by MPI_Abort, and return the status for that; None if it need not."""
+        self._channel.send(protocol.ReadyToAbort())
+        abort = self._await_any((protocol.Abort,), time.monotonic() + ABORT_WAIT_S)
+        return abort.status if isinstance(abort, protocol.Abort) else None
 
     def report_locally_handled(self) -> None:
         """Report that this rank knows why it ends, and prints the reason itself."""

@@ -196,6 +196,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         self._activity = JobActivity()
         self._awaits_end: set[int] = set()  # ranks that have not ended, once all have joined
         self._status = 0  # the largest of the ranks that have ended
+        self._aborting: Peer | None = None  # whose rank can end the job by MPI_Abort
         self._times_out = False  # --exit-timeout is over; a snapshot is being taken
 
     def handle(self, event: events.CoordinatorEvent, now_s: float) -> list[events.CoordinatorAction]:
@@ -297,8 +298,10 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
             case protocol.ScriptEnded():
                 self._do(*self._finished.add(peer.rank, message, self._now_s))
                 self._release_if_finished()
-            case protocol.RankEnded(status):
+            case protocol.RankEnded(status, can_abort):
                 self.peers.mark_ended(peer)
+                if can_abort and self._aborting is None:
+                    self._aborting = peer
                 self._status = max(self._status, status)
                 self._end_agents_if_ended()
             case protocol.ReasonPrinted():
@@ -432,4 +435,10 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         if self._enter(Over(status)):
             if any(report.kind == ReportKind.UNREACHABLE for report in self.evidence.reports):
                 self._do(CoordinatorCommand.CANCEL_STEP)
-            self._send_all(protocol.JobOver(status))
+            aborting = self._aborting
+            if aborting is not None and aborting.rank in self.peers.by_rank:
+                for peer in self.peers.by_link.values():
+                    self._send(peer, protocol.JobOver(status, aborts=True) if peer is not aborting else
+                               protocol.Abort(status))
+            else:
+                self._send_all(protocol.JobOver(status))

@@ -209,7 +209,7 @@ class Agent:
                 assert_never(command)
 
     def _clean_up(self) -> str:
-        end_descendants()
+        end_descendants(self._rank.pid)
         remove_unmapped(self._segments)
         return "done"
 

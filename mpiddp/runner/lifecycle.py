@@ -279,10 +279,12 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
     """
     termination = job.termination
     assert termination
-    if not termination.is_own_process() or job.has_left or termination.has_failed:
+    if not termination.is_own_process() or job.has_left:
         return
-    if job.failure is not None:
+    if job.failure is not None and not termination.has_failed:
         termination.fail_by_exception(job.failure)
+    if termination.has_failed:
+        termination.abort()
         return
     try:
         if config.explain is None:
