@@ -38,50 +38,63 @@ class Unreadable(NamedTuple):
     error: str
 
 
+class FieldTypes(NamedTuple):
+    """The types that a field may have: those of plain values, and NamedTuples."""
+
+    plain: tuple[type[Any], ...]
+    nested: tuple[type[Any], ...]
+
+
 class Codec(Generic[Message]):
     """Decodes the messages of a union of NamedTuples; their fields may be NamedTuples, too, and one may be bytes."""
 
     def __init__(self, union: Any) -> None:
         """Resolve all types now: a script may unload our modules later."""
         self._messages: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(union) or (union,)}
-        self._fields: dict[type[Any], dict[str, tuple[Any, ...]]] = {}  # the types that each field may have
+        self._fields: dict[type[Any], dict[str, FieldTypes]] = {}
+        self._payloads: dict[type[Any], str] = {}  # the messages with a field of bytes
         for kind in self._messages.values():
             self._resolve(kind)
 
     def _resolve(self, kind: type[Any]) -> None:
         if kind in self._fields:
             return
-        fields = self._fields[kind] = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
-        for field_types in fields.values():
-            for field_type in field_types:
-                if hasattr(field_type, "_fields"):
-                    self._resolve(field_type)
+        fields = self._fields[kind] = {}
+        for name, hint in get_type_hints(kind).items():
+            types = get_args(hint) or (hint,)
+            nested = tuple(field_type for field_type in types if hasattr(field_type, "_fields"))
+            plain = tuple(field_type for field_type in types if field_type not in nested)
+            fields[name] = FieldTypes((*plain, int) if float in plain else plain, nested)
+            if bytes in plain:
+                self._payloads[kind] = name
+            for field_type in nested:
+                self._resolve(field_type)
 
     def decode(self, text: bytes, payload: bytes = b"") -> Message | Unreadable:
         """Return the message of a frame's JSON and payload; it never raises."""
         try:
-            (name, fields), = json.loads(text).items()
+            (name, fields), = json.loads(text.decode()).items()
             kind = self._messages[name]
         except (ValueError, KeyError, AttributeError, RecursionError):
             return Unreadable(f"unknown message {text[:100]!r}")
         try:
-            for field, types in self._fields[kind].items():
-                if bytes in types:
-                    fields[field] = payload
-            message: Message = self._rebuild(fields, (kind,))
+            if kind in self._payloads:
+                fields[self._payloads[kind]] = payload
+            message: Message = self._rebuild(fields, FieldTypes((), (kind,)))
         except (TypeError, KeyError) as error:
             return Unreadable(f"{name}: {error}")
         return message
 
-    def _rebuild(self, value: object, types: tuple[Any, ...]) -> Any:
+    def _rebuild(self, value: object, types: FieldTypes) -> Any:
         """Return what to_json() made `value` of, if that has one of `types`; else raise TypeError or KeyError."""
-        for kind in types:
-            if hasattr(kind, "_fields") and isinstance(value, dict):
+        if isinstance(value, types.plain):
+            return value
+        if isinstance(value, dict):
+            for kind in types.nested:
                 fields = self._fields[kind]
                 return kind(**{name: self._rebuild(item, fields[name]) for name, item in value.items()})
-            if isinstance(value, (int, float) if kind is float else kind):
-                return value
-        raise TypeError(f"expected {' or '.join(kind.__name__ for kind in types)}, got {type(value).__name__}")
+        expected = " or ".join(kind.__name__ for kind in (*types.nested, *types.plain))
+        raise TypeError(f"expected {expected}, got {type(value).__name__}")
 
 
 def encode(message: Any) -> bytes:
