@@ -298,7 +298,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             case Ending() if not self._can_abort:
                 self._do(AgentCommand.END_DESCENDANTS)
             case Ending(status):  # by MPI_Abort
-                self._is_aborted = True
+                self._exit(status)
 
     def _report_death(self, event: events.RankGone, stack: str, when: str = "") -> None:
         assert self.member is not None
