@@ -16,7 +16,8 @@ Then the script runs in this process (runner/lifecycle.py: run_script, leave_job
 refused: one rank prints a named reason, and every rank exits with status 3. Whatever fails later ends the job on all
 ranks, with a report of the rank that failed first (runner/termination.py).
 
-A program with its own main() takes part by mpiddp.init_process_group() (api.py), which calls start_program().
+A program with its own main() takes part by mpiddp.init_process_group() (api.py), which calls start_program(). It has no
+agent (runner/own_main.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ import contextlib
 import functools
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -263,44 +263,28 @@ def refusing(MPI: Any, agent: AgentClient) -> Iterator[None]:
         abort(MPI, exception.find_script_status(error))
 
 
-def start_program(comm: MPI.Comm, config: LaunchConfig, leave: Callable[[], None]) -> RunningJob:
-    """Start this rank of a program with its own main(), up to the process group, and watch it like a script.
+def start_program(comm: MPI.Comm, config: LaunchConfig) -> RunningJob:
+    """Start this rank of a program with its own main(), up to the process group. Collective; raises LaunchError.
 
-    `leave` is called if the program ends without having left the job. A single rank is not watched, because nobody
-    waits for it; nor is a rank outside of the main thread, where signals can't be handled. Raises LaunchError; for a
-    reason that only this rank knows the job ends.
+    If only this rank knows the reason, the job ends, unless this rank is alone in it.
     """
-    from .runner.exit_hooks import ExitGuard
-
     check_whole_world(comm)
     site.apply_site(config)  # what MPI reads comes too late
-    if comm.size == 1 or threading.current_thread() is not threading.main_thread():
-        return join_unwatched(comm, config)
-    started_by = launchers.read_launch_facts(os.environ)
-    agent = fork_agent(config, started_by)
-    agent.report_stage("the start after MPI_Init")
-    stop = prepare_stop(config, started_by)
     try:
-        await_all(comm, config.startup_timeout_s, agent.start)
-        membership = meet(comm, config, agent, stop)
+        return join(comm, config, prepare_stop(config, launchers.read_launch_facts(os.environ)))
     except LocalLaunchError as error:
-        agent.report_locally_handled()
+        if comm.size == 1:
+            raise
         refuse_alone(error)
-    except BaseException:
-        agent.report_locally_handled()
-        agent.dismiss()
-        raise
-    started = watch(membership, config, agent, Output(is_relayed(config)), stop)
-    assert started.termination
-    started.termination.redirect_output(choose_output_target(membership, config))
-    started.termination.watch_process(leave)
-    started.guard = ExitGuard(started.termination, leave)
-    return started
 
 
-def join_unwatched(comm: MPI.Comm, config: LaunchConfig) -> RunningJob:
-    """Start this rank of a program that needs no watching, or is watched already. Collective; raises LaunchError."""
-    return RunningJob(meet(comm, config))
+def join(comm: MPI.Comm, config: LaunchConfig, stop: Stop | None = None) -> RunningJob:
+    """Bring the ranks of a communicator together as a job that has no agents of its own. Collective.
+
+    Raises LaunchError, the same on every rank, or LocalLaunchError.
+    """
+    await_all(comm, config.startup_timeout_s, time.monotonic())
+    return RunningJob(meet(comm, config, stop=stop), stop=stop)
 
 
 def check_whole_world(comm: MPI.Comm) -> None:
