@@ -17,7 +17,8 @@ the last of the atexit functions. A start that fails before step 8 is refused: o
 rank exits with status 3. Whatever fails later ends the job on all ranks, with a report of the rank that failed first
 (runner/termination.py, agent/coordinator.py); then all agents exit with the same status.
 
-A program with its own main() takes part by mpiddp.init_process_group() (api.py), which calls start_program().
+A program with its own main() takes part by mpiddp.init_process_group() (api.py), which calls start_program(). It has no
+agent (runner/own_main.py).
 """
 
 from __future__ import annotations
