@@ -19,6 +19,7 @@ from mpiddp.failure.root_cause import ROOT_CAUSE_WAIT_S, SAME_CAUSE_WAIT_S, Root
 from tests.simulation.world import COLLECTIVE_S, LAUNCHERS, LOST_LINK_S, Rank, Shape, World
 
 FIRST_FAULT_S = 0.36  # all ranks have joined by then; the agents of some have not
+EXIT_TIMEOUT_S, SNAPSHOT_S = 4.0, 2.0
 MARGIN_S = 1.5
 KINDS = ("raise", "exit", "SIGKILL", "SIGSEGV", "SIGSTOP", "agent", "node", "all ranks", "slow", "partition", "stop",
          "vanish", "late crash")
@@ -50,7 +51,7 @@ def draw_shape(random: Random) -> Shape:
                  grace_s=random.choice([0.5, 5.0]), script_s=random.uniform(0.3, 4.0),
                  slow_s=random.choice([0.02, 0.3]), collectives=random.random() < 0.7,
                  busy=random.choice([0.0, 0.0, 0.5, 1.0]), leaving_s=random.choice([0.05, 4.0]),
-                 watchdog=random.random() < 0.2)
+                 watchdog=random.random() < 0.2, exit_timeout_s=EXIT_TIMEOUT_S)
 
 
 def draw_faults(random: Random, shape: Shape) -> tuple[Fault, ...]:
@@ -110,7 +111,8 @@ def inject(world: World, fault: Fault) -> None:
             works = works and not rank.reporting
             if works:
                 rank.end(0)
-                works = world.shape.collectives and any(other.alive and not other.script_over for other in world.ranks)
+                world.vanished.append((world.now, fault))
+            works = False
         case "late crash":
             rank.crashes_late = works
             works = False
@@ -141,6 +143,7 @@ def find_violations(world: World) -> list[str]:
     for rank in world.ranks:  # which the script's end has made a fault
         if rank.crashes_late and rank.left and rank.wait_status == signal.SIGSEGV and rank.gone_s is not None:
             world.effects.append((rank.gone_s, Fault("late crash", rank.number, rank.gone_s)))
+    world.effects += world.vanished if world.printed else []
     world.effects.sort()
     violated = [f"rank {rank.number} lives" for rank in world.ranks if rank.alive]
     violated += [f"the agent of rank {agent.number} lives" for agent in world.agents if agent.alive]
@@ -150,7 +153,7 @@ def find_violations(world: World) -> list[str]:
         return violated + [f"printed in a job without a fault: {line}" for line in (*world.printed, *world.said)]
     violated += find_late(world)
     if world.coordinator_is_lost:
-        is_named = world.printed or world.said or world.kills_s is not None
+        is_named = world.printed or world.said or world.kills_s is not None or len(world.ranks) == 1
         return violated if is_named else [*violated, "nobody says that the coordinator is lost"]
     if not is_printable(world):
         return violated
@@ -191,7 +194,7 @@ def find_late(world: World) -> list[str]:
     longest_s = (ROOT_CAUSE_WAIT_S + PRINT_TIMEOUT_S + LATE_AGENTS_TIMEOUT_S + 2 * DESCENDANTS_TIMEOUT_S + shape.grace_s
                  + FINAL_EXIT_TIMEOUT_S + MARGIN_S)
     if others or fault.kind in ("SIGSTOP", "node", "vanish", "stop"):
-        longest_s += COLLECTIVE_S + 0.5  # until a rank that stands still is missed
+        longest_s += shape.script_s + EXIT_TIMEOUT_S + SNAPSHOT_S  # until a rank that stands still is missed
     if world.coordinator_is_lost:
         longest_s += DECISION_TIMEOUT_S + LOST_COORDINATOR_TIMEOUT_S + shape.grace_s + FINAL_EXIT_TIMEOUT_S
     if world.coordinator_is_lost and world.lost_nodes:

@@ -60,7 +60,8 @@ class Shape(NamedTuple):
     `script_s`: how long the script runs. `slow_s`: the most by which a slow node's messages are late. `collectives`:
     ranks notice in their next collective that one is gone or late. `busy`: the share of the other ranks that a fault
     finds in native code, from which they never come back. `leaving_s`: in which time a rank leaves at the end.
-    `watchdog`: a rank whose collective takes too long is ended by SIGABRT, as NCCL's watchdog does.
+    `watchdog`: a rank whose collective takes too long is ended by SIGABRT, as NCCL's watchdog does. `exit_timeout_s` is
+    --exit-timeout's, 0 for none.
     """
 
     nodes: int
@@ -73,6 +74,7 @@ class Shape(NamedTuple):
     busy: float = 0.0
     leaving_s: float = 0.05
     watchdog: bool = False
+    exit_timeout_s: float = 0.0
 
     @property
     def ranks(self) -> int:
@@ -102,6 +104,7 @@ class World:
         self.slow_nodes: set[int] = set()
         self.cut_off: dict[int, float] = {}  # nodes of which nothing comes through before a time
         self.effects: list[tuple[float, Any]] = []  # the faults that had one, and when
+        self.vanished: list[tuple[float, Any]] = []  # the same for ranks that ended with status 0
         self.printed: list[Printed] = []
         self.said: list[str] = []
         self.coordinator_is_lost = False
@@ -369,7 +372,8 @@ class Agent:
         self.world, self.rank, self.number = world, rank, rank.number
         shape = world.shape
         self.watched = WatchedRank(f"rank {rank.number} on {rank.host}", rank.number % shape.per_node == 0, "1.0", list,
-                                   False, 60.0, has_own_group=not world.launcher.signals_all)
+                                   False, 60.0, has_own_group=not world.launcher.signals_all,
+                                   exit_timeout_s=shape.exit_timeout_s)
         self.watcher = Watcher(self.watched, 0.0)
         self.alive = True
         self.status: int | None = None  # with which it has ended by itself
