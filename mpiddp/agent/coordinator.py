@@ -32,8 +32,9 @@ from .timeouts import FINAL_EXIT_TIMEOUT_S, LATE_AGENTS_TIMEOUT_S, PRINT_TIMEOUT
 
 MIN_FINISHED_CHECK_S, MAX_FINISHED_CHECK_S = 5.0, 30.0  # between checks whether ranks wait for one that has finished
 REMIND_AFTER_S = 60.0  # from the first rank's end until those that are awaited are named
-# After the first report: without further reports the root cause is clear at one of these.
-SELECTION_TIMES_S = root_cause.SAME_ERROR_WAIT_S, root_cause.SAME_CAUSE_WAIT_S, root_cause.ROOT_CAUSE_WAIT_S
+# After the first report: even without others the root cause is clear by then. The rest is for rounding.
+SELECTION_TIMES_S = [time_s + 0.001 for time_s in (
+    root_cause.SAME_ERROR_WAIT_S, root_cause.SAME_CAUSE_WAIT_S, root_cause.ROOT_CAUSE_WAIT_S)]
 
 
 class Peer:
