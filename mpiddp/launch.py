@@ -52,6 +52,7 @@ from .runner import script, signals
 from .runner.exec import check_started_once
 from .runner.lifecycle import RunningJob, leave_job, prepare_stop, run_script
 from .runner.termination import Termination
+from .systems.mpi_libraries import OPEN_MPI
 from .systems.statuses import EXIT_CANNOT_START, EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def start(config: LaunchConfig) -> RunningJob:
         membership = meet(MPI.COMM_WORLD, config, agent, stop)  # 3 to 7
     if not needs_exit_functions(os.environ):
         skip_exit_functions()
-    started = watch(membership, config, agent, output, stop)  # 8
+    started = watch(membership, config, agent, output, stop, started_by)  # 8
     assert started.termination
     with reporting(started.termination):
         if config.explain is None:
@@ -176,12 +177,14 @@ def meet(
 
 
 def watch(
-    membership: Membership, config: LaunchConfig, agent: AgentClient, output: Output, stop: Stop | None
+    membership: Membership, config: LaunchConfig, agent: AgentClient, output: Output, stop: Stop | None,
+    started_by: launchers.LaunchFacts | None,
 ) -> RunningJob:
     """Make this rank's agent join the others: from now on the ranks end together."""
     timeline.begin_stage("connecting agents")
     agent.report_stage("connecting agents")
-    termination = Termination(agent, membership.identify(config), output, config)
+    by_open_mpi = started_by is not None and started_by.launcher.library == OPEN_MPI
+    termination = Termination(agent, membership.identify(config), output, config, by_open_mpi)
     termination.join_agents(membership.endpoint)
     write_trace = None
     if config.trace_file:

@@ -19,7 +19,7 @@ from ..planning.environment import Endpoint
 from ..where.dumper import StackDumper, handled_signals
 from . import protocol
 from .protocol import AgentToRank, AllFinished, JobEnds, ListenPort, PrintStack, RankToAgent, RegistrationDone
-from .timeouts import ANSWER_TIMEOUT_S, LISTEN_TIMEOUT_S
+from .timeouts import ABORT_WAIT_S, ANSWER_TIMEOUT_S, LISTEN_TIMEOUT_S
 
 RankChannel = Channel[RankToAgent, AgentToRank]
 CODEC: Codec[AgentToRank] = Codec(AgentToRank)
@@ -41,7 +41,7 @@ class AgentClient:
         self._has_own_group = has_own_group
         self._inbox: dict[type[Any], AgentToRank | Unreadable] = {}
         self._dumper: StackDumper | None = None
-        self.status = 0  # with which the rank ends, as the agent knows
+        self._reports_crashes = False
 
     def report_stage(self, name: str) -> None:
         """Report the stage that begins."""
@@ -87,6 +87,7 @@ class AgentClient:
         if not faulthandler.is_enabled():
             with contextlib.suppress(OSError, ValueError):
                 faulthandler.enable(file=self._crash_pipe)
+                self._reports_crashes = True
         with contextlib.suppress(OSError):
             self._dumper = StackDumper(*self._dumper_fds)
         is_free = signal.getsignal(signal.SIGQUIT) == signal.SIG_DFL and not handled_signals([signal.SIGQUIT])
@@ -112,6 +113,12 @@ class AgentClient:
         """Report that this rank ends for a reason that it has printed itself, and return the job's exit status."""
         self.report_locally_handled()
         return self.report_failure(report)
+
+    def await_abort(self) -> int | None:
+        """Report that this rank can end the job by MPI_Abort, and return the status for that; None if it need not."""
+        self._channel.send(protocol.ReadyToAbort())
+        abort = self._await_any((protocol.Abort,), time.monotonic() + ABORT_WAIT_S)
+        return abort.status if isinstance(abort, protocol.Abort) else None
 
     def report_locally_handled(self) -> None:
         """Report that this rank knows why it ends, and prints the reason itself."""
@@ -164,9 +171,10 @@ class AgentClient:
     def _in_child(self) -> None:
         """Close in a process that the script has forked what belongs to the rank."""
         self._channel.close()
-        faulthandler_file = self._crash_pipe
-        with contextlib.suppress(OSError):
-            os.close(faulthandler_file)
+        if self._reports_crashes:  # else the stack goes into the file that gets the number of our descriptor
+            faulthandler.disable()
+            with contextlib.suppress(OSError, ValueError):
+                faulthandler.enable(file=2)
 
 
 def leave_to_agent(*_: object) -> None:

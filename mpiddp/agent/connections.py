@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..ipc.authentication import Connector, enable_keepalive
-from ..ipc.channel import Channel, Codec
+from ..ipc.channel import Channel, Codec, Unreadable
+from ..ipc.connection import Connection
 from ..ipc.event_loop import EventLoop
 from ..ipc.probe_responder import ProbeResponder
 from . import events, protocol
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from .coordinator_server import CoordinatorServer
 
 RankChannel = Channel[AgentToRank, RankToAgent]
-CoordinatorChannel = Channel[AgentToCoordinator, CoordinatorToAgent]
 RANK_CODEC: Codec[RankToAgent] = Codec(RankToAgent)
 COORDINATOR_CODEC: Codec[CoordinatorToAgent] = Codec(CoordinatorToAgent)
 
@@ -43,11 +43,11 @@ class Connections:
         self._held: list[int] = []  # duplicates of MPI's sockets
         self._probe_responder: ProbeResponder | None = None  # in rank 0's agent
         self.server: CoordinatorServer | None = None  # there, too
-        self._coordinator: CoordinatorChannel | None = None  # in others
+        self._coordinator: Connection[AgentToCoordinator, CoordinatorToAgent] | None = None  # in others
         self._early: list[AgentToCoordinator] | None = None  # to the coordinator, until it admits this rank
         self._registration: protocol.RegisterRank | None = None
         self._reconnects = 0
-        self._is_over = False  # the coordinator ends
+        self.is_over = False  # the coordinator ends
         loop.watch(rank, self._read_rank)
 
     def hold_socket(self) -> None:
@@ -97,8 +97,8 @@ class Connections:
             return
         if self._early is not None:
             self._early.append(message)
-        if self._coordinator is not None and not self._coordinator.send(message):
-            self._on_connection_lost("rank 0's agent does not take messages")
+        if self._coordinator is not None:
+            self._coordinator.send(message)
 
     def _on_connected(self, connection: socket.socket | None, error: str) -> None:
         """Use the connection to the coordinator; None if it could not be made."""
@@ -110,9 +110,9 @@ class Connections:
         with contextlib.suppress(OSError):  # the next read fails, too
             enable_keepalive(connection)
         member = self._registration.member
-        self._coordinator = Channel(connection, COORDINATOR_CODEC)
+        self._coordinator = Connection(
+            self._loop, connection, COORDINATOR_CODEC, self._receive, self._on_connection_lost)
         self._coordinator.send(protocol.Hello(member.rank, member.host, member.pid, member.namespace))
-        self._loop.watch(self._coordinator, self._read_coordinator)
         for message in self._early or []:
             self._coordinator.send(message)
 
@@ -133,30 +133,19 @@ class Connections:
                 for message in messages:
                     self._post(events.FromRank(message))
 
-    def _read_coordinator(self) -> None:
-        assert self._coordinator
-        try:
-            messages = self._coordinator.receive(0)
-        except EOFError:
-            self._on_connection_lost("rank 0's agent has ended unexpectedly")
-            return
-        except OSError as error:
-            self._on_connection_lost(f"rank 0 cannot be reached ({error.strerror})")
-            return
+    def _receive(self, messages: list[CoordinatorToAgent | Unreadable]) -> None:
         for message in messages:
             if isinstance(message, protocol.Admitted):
                 self._early = None
-            self._is_over |= isinstance(message, protocol.JobOver)
+            self.is_over |= isinstance(message, protocol.JobOver)
             self._post(events.FromCoordinator(message))
 
     def _on_connection_lost(self, reason: str) -> None:
         """Connect again if this connection was crowded out; else post that the coordinator is lost."""
-        assert self._coordinator
-        self._loop.unwatch(self._coordinator)
-        self._coordinator.close()
         self._coordinator = None
         if self._early is not None and self._reconnects < MAX_RECONNECTS:
             self._reconnects += 1
             self._connect()
-        elif not self._is_over:
-            self._post(events.CoordinatorLost(reason))
+        elif not self.is_over:
+            self._post(events.CoordinatorLost(
+                f"rank 0 cannot be reached ({reason})" if reason else "rank 0's agent has ended unexpectedly"))

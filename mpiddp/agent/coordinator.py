@@ -197,6 +197,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         self._finished, self.evidence = FinishedRanks(watched), Evidence()
         self._activity = JobActivity()
         self._status = 0  # the largest of the ranks that have ended
+        self._aborting: Peer | None = None  # whose rank can end the job by MPI_Abort
         self._times_out = False  # --exit-timeout is over; a snapshot is being taken
         self._awaits_agents = False  # of a job that ends: some have not joined yet
         self._must_cancel = False  # some ranks, or their slurmstepd, cannot be reached
@@ -308,8 +309,10 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
             case protocol.ScriptEnded():
                 self._do(*self._finished.add(peer.rank, message, self._now_s))
                 self._release_if_finished()
-            case protocol.RankEnded(status):
+            case protocol.RankEnded(status, can_abort):
                 self.peers.mark_ended(peer)
+                if can_abort and self._aborting is None:
+                    self._aborting = peer
                 self._status = max(self._status, status)
                 self._end_agents_if_ended()
             case protocol.ReasonPrinted():
@@ -441,4 +444,10 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         if self._enter(Over(status)):
             if self._must_cancel:
                 self._do(CoordinatorCommand.CANCEL_STEP)
-            self._send_all(protocol.JobOver(status))
+            aborting = self._aborting
+            if aborting is not None and aborting.rank in self.peers.by_rank:
+                for peer in self.peers.by_link.values():
+                    self._send(peer, protocol.JobOver(status, aborts=True) if peer is not aborting else
+                               protocol.Abort(status))
+            else:
+                self._send_all(protocol.JobOver(status))

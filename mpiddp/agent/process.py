@@ -24,7 +24,6 @@ from ..discovery.process import WatchedProcess
 from ..failure.report import format_error_file, print_failure
 from ..ipc.event_loop import EventLoop
 from ..output import index
-from ..systems.launchers import HYDRA_VARIABLE
 from ..where import progress
 from ..where.protocol import END, InspectFds, SampleRequest, ThreadsRequest
 from . import events, protocol
@@ -210,7 +209,7 @@ class Agent:
                 assert_never(command)
 
     def _clean_up(self) -> str:
-        end_descendants()
+        end_descendants(self._rank.pid)
         remove_unmapped(self._segments)
         return "done"
 
@@ -286,23 +285,23 @@ class Agent:
             own = index.shell_status(self._wait_status)
             self._tasks.run(partial(index.update_record, self._watcher.member.log, own, overwrite=False))
         self._tasks.finish(FINAL_TASKS_TIMEOUT_S)
-        if say_goodbye_to_hydra():
-            if self._connections.server is None:
-                self.status = 0
-            else:
+        if not self._watched.by_srun and say_goodbye():
+            if self._connections.server is not None:
                 self._connections.server.await_peers(PEERS_TIMEOUT_S)
+            elif self._connections.is_over:
+                self.status = 0
         self.loop.stop()
 
 
-def say_goodbye_to_hydra() -> bool:
-    """Finalise PMI for the rank, if MPICH's or Intel's mpiexec has started this process; return whether it has.
+def say_goodbye() -> bool:
+    """Finalise PMI for the rank, if the launcher speaks PMI-1's wire protocol, as Hydra does; return whether it does.
 
     Else mpiexec kills the other agents as soon as this one ends, before they can end with the job's status, and returns
     another one. Even so it may kill those of other nodes when one ends with a status: so the coordinator alone has it,
-    and ends last. Both read PMI's lines from a process until its connection closes (PMI-1's wire protocol).
+    and ends last.
     """
     connection = os.environ.get("PMI_FD", "")
-    if not connection.isdecimal() or HYDRA_VARIABLE not in os.environ:
+    if not connection.isdecimal():
         return False
     with contextlib.suppress(OSError):  # the rank has finalised it
         os.write(int(connection), b"cmd=finalize\n")

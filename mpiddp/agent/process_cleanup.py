@@ -57,19 +57,21 @@ def remove_unmapped(segments: Collection[Segment]) -> None:
                 os.unlink(segment.path)
 
 
-def end_descendants() -> None:
-    """End all that this process's rank has started; call this when the rank has ended.
+def end_descendants(rank: int) -> None:
+    """End all that the rank, process `rank`, has started, when it has ended or has nothing more to do.
 
     It gets SIGTERM, and SIGKILL after a while. The agent itself reaps its children.
     """
     import psutil
 
-    own = psutil.Process()
-    alive = send(own.children(recursive=True), signal.SIGTERM)
+    def find() -> list[psutil.Process]:
+        return [process for process in psutil.Process().children(recursive=True) if process.pid != rank]
+
+    alive = send(find(), signal.SIGTERM)
     deadline = time.monotonic() + DESCENDANTS_TIMEOUT_S
     while (alive := [process for process in alive if is_alive(process)]) and time.monotonic() < deadline:
         time.sleep(POLL_INTERVAL_S)
-    while alive := send(own.children(recursive=True), signal.SIGKILL):  # also what they have started meanwhile
+    while send(find(), signal.SIGKILL):  # also what they have started meanwhile
         time.sleep(POLL_INTERVAL_S)
 
 

@@ -105,6 +105,10 @@ class StackPrinted(NamedTuple):
     stack: str
 
 
+class ReadyToAbort(NamedTuple):
+    """The rank, which has failed, has cleaned up; it can end the job by MPI_Abort, and waits for `Abort`."""
+
+
 class Leave(NamedTuple):
     """The rank has left MPI and the job in order, and ends now with this status."""
 
@@ -206,9 +210,13 @@ class ReasonPrinted(NamedTuple):
 
 
 class RankEnded(NamedTuple):
-    """The rank and all that it started have ended: the rank with this status."""
+    """The rank and all that it started have ended: the rank with this status.
+
+    `can_abort`: the rank itself is still there, and waits for `Abort`.
+    """
 
     status: int
+    can_abort: bool = False
 
 
 # The coordinator to an agent
@@ -235,22 +243,30 @@ class KillGroup(NamedTuple):
 
 
 class JobOver(NamedTuple):
-    """All ranks have ended: every agent exits with this status."""
+    """All ranks have ended: every agent exits with this status; if a rank `aborts`, not before the launcher ends it."""
+
+    status: int
+    aborts: bool = False
+
+
+class Abort(NamedTuple):
+    """All other ranks have ended: call MPI_Abort with this status. The agent passes this on to its rank."""
 
     status: int
 
 
 RankToAgent = (
-    Stage | MpiSocket | ServeProbes | StartCoordinator | RegisterRank | LocallyHandled | StackPrinted | Leave | Failed
-    | ScriptEnded
+    Stage | MpiSocket | ServeProbes | StartCoordinator | RegisterRank | LocallyHandled | StackPrinted | ReadyToAbort
+    | Leave | Failed | ScriptEnded
 )
-AgentToRank = RegistrationDone | ListenPort | PrintStack | JobEnds | AllFinished
+AgentToRank = RegistrationDone | ListenPort | PrintStack | JobEnds | AllFinished | Abort
 AgentToCoordinator = (
     Hello | Stage | Failed | ScriptEnded | Signalled | UnaskedStop | StoppedStatus | StepDaemonLost | ReasonPrinted
     | RankEnded | Sample | ThreadsReply | SnapshotRequest
 )
 CoordinatorToAgent = (
-    Admitted | QueryStopped | PrintReason | KillGroup | JobEnds | AllFinished | JobOver | SampleRequest | ThreadsRequest
+    Admitted | QueryStopped | PrintReason | KillGroup | JobEnds | AllFinished | JobOver | Abort | SampleRequest
+    | ThreadsRequest
 )
 CoordinatorReceives = AgentToCoordinator | AskerToCoordinator
 CoordinatorSends = CoordinatorToAgent | CoordinatorToAsker

@@ -22,6 +22,7 @@ from .protocol import CoordinatorToAgent, RankToAgent
 from .startup_timeout import StartupTimeout
 from .state_machine import StateMachine
 from .timeouts import (
+    ABORT_TIMEOUT_S,
     CLOSED_TIMEOUT_S,
     DECISION_TIMEOUT_S,
     FLUSH_TIMEOUT_S,
@@ -96,6 +97,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         self._is_explained = False  # the rank has printed itself why it ends
         self._script_ended = False
         self._reported_itself = False  # the rank has reported its failure, and cleans up
+        self._can_abort = False  # the rank waits for `Abort`
+        self._is_aborted = False  # a rank has called MPI_Abort
         self._admitted = False  # the coordinator has answered
         self._is_alone = False  # there is no coordinator any more
         self._killed_by = 0  # the signal from outside after which the agent has killed the rank
@@ -147,6 +150,9 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 self._print_report(stack)
             case protocol.ScriptEnded():
                 self._end_script(message)
+            case protocol.ReadyToAbort():
+                self._can_abort = True
+                self._do(events.CancelTimer("grace"), AgentCommand.END_DESCENDANTS)
             case protocol.Leave(status):
                 self._enter(Leaving(status))
             case Unreadable(error):
@@ -165,10 +171,16 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 self._end_rank(status)
             case protocol.AllFinished():
                 self._do(events.ToRank(message))
+            case protocol.JobOver(status, aborts=True):
+                self._enter(Ending(status))
+                self._do(events.SetTimer("job over", ABORT_TIMEOUT_S))
+                self._is_aborted = True
             case protocol.JobOver(status) if isinstance(self.phase, Ending) and self.gone and self._end_status is None:
                 self._over_status = status  # what the rank has started is still being ended
             case protocol.JobOver(status):
                 self._exit(status)
+            case protocol.Abort(status):
+                self._do(events.ToRank(message), events.SetTimer("job over", ABORT_TIMEOUT_S))
             case protocol.KillGroup(group):
                 self._do(events.KillGroup(group))
             case protocol.QueryStopped() | SampleRequest() | ThreadsRequest():
@@ -303,8 +315,10 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                     self._finish(status or wait_status_to_shell(event.status))
             case Failing() if self._is_alone and not self._has_printed:
                 self._decide_alone()
-            case Ending():
+            case Ending() if not self._can_abort:
                 self._do(AgentCommand.END_DESCENDANTS)
+            case Ending():  # by MPI_Abort
+                self._is_aborted = True
 
     def _report_death(self, event: events.RankGone, stack: str, when: str = "") -> None:
         assert self.member is not None
@@ -334,7 +348,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         elif self._is_alone:
             self._exit(self.phase.status if isinstance(self.phase, Ending) else status)
         elif not isinstance(self.phase, Over):
-            self._do(events.ToCoordinator(protocol.RankEnded(status)))
+            self._do(events.ToCoordinator(protocol.RankEnded(status, self._can_abort and not self.gone)))
 
     def _exit(self, status: int) -> None:
         if self._enter(Over()):
@@ -347,6 +361,9 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
 
         Shortly before the launcher kills this agent, the agent ends the rank and what that has started.
         """
+        if self._is_aborted and isinstance(self.phase, Ending):
+            self._exit(self.phase.status)
+            return
         if number == signal.SIGQUIT:
             self._do(events.ToCoordinator(SnapshotRequest()))
             return

@@ -118,7 +118,6 @@ class LaunchConfig(NamedTuple):
     drops_lines: bool = False  # a rank that prints more than can be shown does not wait, but loses lines
     prefix: str = ""  # of each line shown; str.format() with rank, local_rank, host, time (folded: rank, time)
 
-    python_exit: bool = False  # the process ends by the interpreter's own exit
     local_rank_option: str = ""  # by which the script gets its local rank; empty: none
     binding: Binding = Binding.AUTO
     threads: int | None = None  # of a rank; None: the number of its cores

@@ -274,7 +274,7 @@ def conclude_secondary(case: Case) -> RootCause | Wait | None:
 # In this order.
 RULES = (
     Rule("the slurmstepd of a node ends", "it was killed, and manages the ranks of this node", conclude_step_daemon),
-    Rule("agents got a signal, and ranks died of it (mpirun, mpiexec, scancel, a time limit)",
+    Rule("agents got a signal, and ranks died of it (from a user, a launcher, a scheduler)",
          "ended by the signal, sent to the job from outside", conclude_outside),
     Rule("a rank's process has ended, or its agent's connection", "its status, signal or loss", conclude_death),
     Rule("a rank reports an exception of its own", "the exception", conclude_error),
@@ -311,9 +311,9 @@ def make_late_rank_report(late: int, secondary: Sequence[Report], context: Failu
     """Return the report on the only rank that waits for no other; the `secondary` ones timed out waiting for it."""
     first = secondary[0]
     waiting = f"rank {first.rank}" if len(secondary) == 1 else f"{len(secondary):,} ranks"
-    before_exec, is_at_exit, limit = first.cause.partition(EXIT_TIMEOUT_WORDS)
+    _, is_at_exit, limit = first.cause.partition(EXIT_TIMEOUT_WORDS)
     if is_at_exit:
-        cause = f"did not finish within{limit}; {waiting} timed out waiting {before_exec}".rstrip(", ")
+        cause = f"did not finish within{limit}; {waiting} timed out waiting"
     else:
         cause = f"did not reach {first.where or 'the collective'}, where {waiting} timed out: {first.cause}"
     return Report(late, context.hosts[late], ReportKind.UNREACHABLE, cause, first.status, context.activity.places[late])

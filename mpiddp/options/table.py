@@ -153,10 +153,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": "", "type": parse_path, "metavar": "FILE",
         "help": "write a timeline of each rank's start to FILE, for ui.perfetto.dev; adds a collective to the start",
     },
-    "exit": {
-        "default": "quick", "type": parse_either("quick", "python"), "metavar": "quick|python",
-        "help": "python also tears down the modules of libraries at exit, which is slow (default: %(default)s)",
-    },
     "traceback": {
         "default": "short", "type": parse_either("short", "full"), "metavar": "short|full",
         "help": "traceback of a failed rank: short folds the frames of libraries, full shows them; --error-file always "
@@ -194,7 +190,7 @@ FLAGS = {
 CONFIG_FIELDS = {
     "startup-timeout": "startup_timeout_s", "exit-timeout": "exit_timeout_s", "abort-grace": "abort_grace_s",
     "stop-before": "stop_before_s", "stall": "stall_s", "fold-window": "fold_window_s", "overflow": "drops_lines",
-    "show": "output_filter", "traceback": "full_traceback", "exit": "python_exit", "bind": "binding", "map": "map_file",
+    "show": "output_filter", "traceback": "full_traceback", "bind": "binding", "map": "map_file",
     "trace": "trace_file", "facts": "facts_file", "pass-local-rank": "local_rank_option",
     "allow-idle-gpus": "idle_gpus",
 }

@@ -13,6 +13,7 @@ from ..base.config import RESTART_VARIABLE, STEPS_SUFFIX, LaunchConfig, Script
 from ..base.errors import LocalLaunchError
 from ..base.files import write_file
 from ..base.stderr import warn, write_line
+from ..base.termination import hard_exit
 from ..bootstrap.refusal import format_refusal, refuse_alone
 from ..discovery import schedulers
 from ..discovery.launchers import LaunchFacts
@@ -107,19 +108,20 @@ class RunningJob:
         member, termination = self.membership, self.termination
         assert termination is not None
         end = termination.await_all_finished(self._stop.calls if self._stop else 0)
-        if end is not None:
-            member.destroy_group()
-            if end.complete:
-                if end.most_calls:
-                    self.join_stop().complete(end.most_calls)
-                if self._write_trace is not None:
-                    self._write_trace(member.comm, hostname())
-            member.drop_store()
-            if end.complete:
-                member.rendezvous.close()
-                MPI.Finalize()
-            self.has_left = True
-            termination.leave(status)
+        if end is None:
+            return
+        member.destroy_group()
+        has_mpi = end.complete and not MPI.Is_finalized()
+        if has_mpi and end.most_calls:
+            self.join_stop().complete(end.most_calls)
+        if has_mpi and self._write_trace is not None:
+            self._write_trace(member.comm, hostname())
+        member.drop_store()
+        if has_mpi:
+            member.rendezvous.close()
+            MPI.Finalize()
+        self.has_left = True
+        termination.leave(status)
 
     def leave_over_mpi(self, exit_timeout_s: float | None) -> None:
         """Leave a job that has no agents when every rank does; raise EndTimeoutError after `exit_timeout_s`."""
@@ -277,10 +279,12 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
     """
     termination = job.termination
     assert termination
-    if not termination.is_own_process() or job.has_left or termination.has_failed:
+    if not termination.is_own_process() or job.has_left:
         return
-    if job.failure is not None:
+    if job.failure is not None and not termination.has_failed:
         termination.fail_by_exception(job.failure)
+    if termination.has_failed:
+        termination.abort()
         return
     try:
         if config.explain is None:
@@ -307,7 +311,7 @@ def leave_before_exec(job: RunningJob, call: str) -> None:
         termination.output.finish()
     except BaseException as error:
         termination.fail_by_exception(error)
-        return
+    if not job.has_left:  # the job ends
+        hard_exit(1)
     if job.membership.environment.rank == 0:
-        write_line(f"mpiddp: {call}() replaces the script: the new program must call init_process_group(); mpiddp "
-                   "does not see what it does")
+        write_line(f"mpiddp: {call}() replaces the script: the new program must call init_process_group() itself")

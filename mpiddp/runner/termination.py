@@ -17,7 +17,7 @@ from ..agent.protocol import AllFinished
 from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
 from ..base.ranks import RankIdentity
-from ..base.termination import flush, flush_files, hard_exit, to_c_int
+from ..base.termination import abort, flush, flush_files, hard_exit, to_c_int
 from ..failure import exception
 from ..failure.root_cause import Report, ReportKind
 from ..output.redirect import Output, OutputTarget
@@ -31,11 +31,14 @@ MAX_REPORT_ATTEMPTS = 20  # a signal's handler may interrupt each
 class Termination:
     """Ends the process that created it, a rank; processes that it forked only end themselves."""
 
-    def __init__(self, agent: AgentClient, member: RankIdentity, output: Output, config: LaunchConfig) -> None:
+    def __init__(self, agent: AgentClient, member: RankIdentity, output: Output, config: LaunchConfig,
+                 can_abort: bool = False) -> None:
+        """`can_abort`: Open MPI's mpirun has started this rank."""
         self._agent, self._member, self.output = agent, member, output
         self._full = config.full_traceback
         self._pid = os.getpid()
         self._lock = threading.RLock()
+        self._can_abort = can_abort
         self._failed_status: int | None = None  # the job's, once it ends because of this rank's report
         self._has_printed = False  # the traceback
 
@@ -145,6 +148,16 @@ class Termination:
                 flush()
                 self._failed_status = self._agent.report_failure(report, print_stack)
             return self._failed_status
+
+    def abort(self) -> None:
+        """End the job by Open MPI's MPI_Abort, if that is what started it; the last act of a rank that has failed.
+
+        Open MPI's mpirun would take two seconds to end, and would print a page, if the agents exited by themselves.
+        """
+        flush_files()
+        flush()
+        if self._can_abort and self.is_own_process() and (status := self._agent.await_abort()) is not None:
+            abort(sys.modules["mpi4py.MPI"], status)
 
     def refuse(self, error: LaunchError) -> NoReturn:
         """End the job for a reason that this rank has printed."""

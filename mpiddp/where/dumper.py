@@ -88,16 +88,16 @@ class StackDumper:
             self._writing_pid = os.getpid()
             try:
                 with contextlib.suppress(RecursionError):  # near the script's limit; other errors are the script's own
-                    self._send(self._pipe, fit_calls(select.PIPE_BUF - 2, frame))
+                    self._send(self._pipe, fit_calls(select.PIPE_BUF, frame))
             finally:
                 self._writing_pid = 0
                 self._signals -= signals
 
     def _send(self, descriptor: int, message: StackSample | Progress) -> None:
-        """Send a message to the agent on a line of its own; drop it if the agent does not read."""
+        """Send a message to the agent; to the pipe, drop it if the agent does not read."""
         try:
             if self._is_ours(descriptor):
-                os.write(descriptor, b"\n" + encode(message) + b"\n")
+                os.write(descriptor, encode(message))
         except OSError as error:
             if error.errno not in NO_READER:
                 raise

@@ -34,7 +34,8 @@ class Launcher(NamedTuple):
 
     When an agent has ended with a status, or by a signal, all others get SIGTERM after `terminate_s` and SIGKILL after
     `kill_s`; with `only_killed`, when it was killed. A stop signal reaches the agents, with `signals_all` the ranks,
-    too; SIGKILL follows after `stop_kill_s`. None for never. `stops` are the signals that come of a stop.
+    too; SIGKILL follows after `stop_kill_s`. None for never. `stops` are the signals that come of a stop. A rank that
+    has failed ends the job by MPI_Abort if the launcher `takes_abort`: then the agents get SIGTERM at once.
     """
 
     terminate_s: float | None = None
@@ -43,11 +44,12 @@ class Launcher(NamedTuple):
     signals_all: bool = False
     stop_kill_s: float | None = None
     stops: tuple[signal.Signals, ...] = (signal.SIGTERM,)
+    takes_abort: bool = False
 
 
 LAUNCHERS = {
-    "mpirun of Open MPI 4.1": Launcher(1.0, 2.0, stop_kill_s=1.0),
-    "mpirun of Open MPI 5.0": Launcher(0.25, 0.5, stop_kill_s=0.5),
+    "mpirun of Open MPI 4.1": Launcher(1.0, 2.0, stop_kill_s=1.0, takes_abort=True),
+    "mpirun of Open MPI 5.0": Launcher(0.25, 0.5, stop_kill_s=0.5, takes_abort=True),
     "mpiexec of MPICH": Launcher(None, 0.002, only_killed=True, stops=(signal.SIGTERM, signal.SIGINT)),
     "srun --mpi=pmix": Launcher(None, 1.0, signals_all=True, stop_kill_s=2.0),
     "srun --mpi=pmi2": Launcher(signals_all=True, stop_kill_s=2.0),
@@ -164,6 +166,11 @@ class World:
         if self.kills_s is None and (was_killed or (status and not self.launcher.only_killed)):
             self.signal_agents(self.launcher.terminate_s, signal.SIGTERM)
             self.signal_agents(self.launcher.kill_s, signal.SIGKILL)
+
+    def abort(self) -> None:
+        """Do what the launcher does when a rank calls MPI_Abort."""
+        self.signal_agents(0.002, signal.SIGTERM)
+        self.signal_agents(self.launcher.kill_s, signal.SIGKILL)
 
     def stop(self, number: signal.Signals) -> None:
         """Stop the job from outside."""
@@ -310,12 +317,17 @@ class Rank:
                 self.world.schedule(self.world.random.uniform(0.001, 0.1), self.send, protocol.StackPrinted("stack"))
             case protocol.JobEnds(status) if self.reporting:
                 self.world.schedule(self.last_words_s, self.exit, status)
+            case protocol.Abort(status):
+                self.world.abort()
+                self.end(status << 8)
             case protocol.AllFinished():
                 self.world.schedule(self.world.random.uniform(0.001, self.world.shape.leaving_s), self.leave)
 
     def exit(self, status: int) -> None:
-        """End in order, if Python runs."""
-        if self.can_act:
+        """End as Python does, if that runs, or be ready to end the job."""
+        if self.can_act and self.world.launcher.takes_abort:
+            self.send(protocol.ReadyToAbort())
+        elif self.can_act:
             self.end(status << 8)
 
     def take_signal(self, number: int) -> None:
