@@ -177,6 +177,19 @@ class AgentClient:
                 faulthandler.enable(file=2)
 
 
+class NoAgent:
+    """Stands for the agent of a rank that has none (--no-agent)."""
+
+    def report_stage(self, name: str) -> None:
+        """Report nothing."""
+
+    def hand_over_sockets(self, sockets: Collection[int]) -> None:
+        """Hand nothing over."""
+
+    def report_locally_handled(self) -> None:
+        """Report nothing."""
+
+
 def leave_to_agent(*_: object) -> None:
     """Handle SIGQUIT by doing nothing: the agent gets it, too, and requests a snapshot."""
 
@@ -191,7 +204,7 @@ def list_sockets() -> set[int]:
     return found
 
 
-def holding_new_sockets(client: AgentClient) -> Callable[[], None]:
+def holding_new_sockets(client: AgentClient | NoAgent) -> Callable[[], None]:
     """Return a function that hands over the sockets that are opened between this call and that one."""
     before = list_sockets()
     return lambda: client.hand_over_sockets(list_sockets() - before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Collection
 from typing import ClassVar
@@ -16,6 +15,7 @@ from ..failure.root_cause import (
     JobActivity,
     Report,
     ReportKind,
+    Reports,
     RootCause,
     select_root_cause,
     truncate_report,
@@ -28,11 +28,13 @@ from .events import CoordinatorCommand, Record
 from .protocol import AgentToCoordinator, CoordinatorToAgent, Hello
 from .startup_timeout import LateRanks
 from .state_machine import StateMachine
-from .timeouts import FINAL_EXIT_TIMEOUT_S, PRINT_TIMEOUT_S
+from .timeouts import FINAL_EXIT_TIMEOUT_S, LATE_AGENTS_TIMEOUT_S, PRINT_TIMEOUT_S
 
 MIN_FINISHED_CHECK_S, MAX_FINISHED_CHECK_S = 5.0, 30.0  # between checks whether ranks wait for one that has finished
 REMIND_AFTER_S = 60.0  # from the first rank's end until those that are awaited are named
-SELECTION_INTERVAL_S = 2e-6  # for each rank, between selections of the root cause: one takes about a fifth of that
+# After the first report: even without others the root cause is clear by then. The rest is for rounding.
+SELECTION_TIMES_S = [time_s + 0.001 for time_s in (
+    root_cause.SAME_ERROR_WAIT_S, root_cause.SAME_CAUSE_WAIT_S, root_cause.ROOT_CAUSE_WAIT_S)]
 
 
 class Peer:
@@ -55,11 +57,13 @@ class Peers:
         self.by_rank: dict[int, Peer] = {}
         self.hosts: dict[int, str] = {}
         self.unended = 0
+        self._by_namespace: dict[str, dict[int, Peer]] = {}
 
     def admit(self, link: int, hello: Hello) -> Peer:
         """Admit an agent."""
         self.hosts[hello.rank] = hello.host
         peer = self.by_link[link] = self.by_rank[hello.rank] = Peer(link, hello)
+        self._by_namespace.setdefault(peer.namespace, {})[peer.rank] = peer
         self.unended += 1
         return peer
 
@@ -71,12 +75,11 @@ class Peers:
     def drop(self, peer: Peer) -> None:
         """Forget an agent that has ended, and its rank with it."""
         self.mark_ended(peer)
-        del self.by_link[peer.link], self.by_rank[peer.rank]
+        del self.by_link[peer.link], self.by_rank[peer.rank], self._by_namespace[peer.namespace][peer.rank]
 
     def find_neighbour(self, peer: Peer) -> Peer | None:
-        """Return another agent in the same process namespace, None if there is none."""
-        return next((other for other in self.by_rank.values()
-                     if other.namespace == peer.namespace and other is not peer), None)
+        """Return an agent in the process namespace of one that was dropped, None if there is none."""
+        return next(iter(self._by_namespace[peer.namespace].values()), None)
 
 
 class FinishedRanks:
@@ -130,21 +133,22 @@ class Evidence:
     """What the root cause is selected from, besides the peers and a snapshot."""
 
     def __init__(self) -> None:
-        self.reports: list[Report] = []
-        self.signalled: dict[int, str] = {}  # the last signal from outside that the agent of each rank got
+        self.reports = Reports()
+        self.signals: set[str] = set()  # from outside, that agents got
         self.silent: set[int] = set()  # ranks that have not answered a QueryStopped
         self.first_s = 0.0  # when the first report came
         self._known: set[tuple[int, str]] = set()  # rank and cause of each report
 
     def add(self, report: Report, now_s: float) -> bool:
         """Add a report, unless it is a repetition, and return whether it is the first one."""
-        if not self.reports:
-            self.first_s = now_s
         if (report.rank, report.cause) in self._known:
             return False
         self._known.add((report.rank, report.cause))
-        self.reports.append(report)
-        return len(self.reports) == 1
+        self.reports.add(report)
+        if len(self.reports.all) > 1:
+            return False
+        self.first_s = now_s
+        return True
 
 
 class Running(Record):
@@ -152,9 +156,7 @@ class Running(Record):
 
 
 class Deciding(Record):
-    """A rank has failed; reports on an earlier failure may follow. The root cause was last selected at `selected_s`."""
-
-    selected_s: float = -math.inf
+    """A rank has failed; reports on an earlier failure may follow."""
 
 
 class Decided(Record):
@@ -194,10 +196,11 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         self.peers, self._late_ranks = Peers(), LateRanks()
         self._finished, self.evidence = FinishedRanks(watched), Evidence()
         self._activity = JobActivity()
-        self._awaits_end: set[int] = set()  # ranks that have not ended, once all have joined
         self._status = 0  # the largest of the ranks that have ended
         self._aborting: Peer | None = None  # whose rank can end the job by MPI_Abort
         self._times_out = False  # --exit-timeout is over; a snapshot is being taken
+        self._awaits_agents = False  # of a job that ends: some have not joined yet
+        self._must_cancel = False  # some ranks, or their slurmstepd, cannot be reached
 
     def handle(self, event: events.CoordinatorEvent, now_s: float) -> list[events.CoordinatorAction]:
         """Return the actions for an event at `now_s`, on any monotonic clock."""
@@ -253,6 +256,9 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
                 self._do(*self._late_ranks.remind(waited_s, self.peers.hosts, self._own.world_size))
             case "printed":
                 self._print_here()
+            case "late agents":
+                self._awaits_agents = False
+                self._end_agents_if_ended()
             case "end":
                 self._end_agents()
 
@@ -276,20 +282,25 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
 
     def _greet(self, link: int, hello: Hello) -> None:
         """Admit the agent of a rank, unless the rank has one."""
-        is_member = self._own is None or 0 < hello.rank < self._own.world_size
+        is_member = hello.rank > 0 and (self._own is None or hello.rank < self._own.world_size)
         if is_member and hello.rank not in self.peers.by_rank:
-            self._do(events.ToPeer(link, protocol.Admitted()))
             self._admit(link, hello)
         else:
             self._do(events.CloseConnection(link))
 
     def _admit(self, link: int, hello: Hello) -> None:
         peer = self.peers.admit(link, hello)
+        self._send(peer, protocol.Admitted())
         match self.phase:
             case Ending(status):
+                self._awaits_agents = self._awaits_agents and self._has_late_agents
                 self._send(peer, protocol.JobEnds(status))
             case Over(status):
                 self._send(peer, protocol.JobOver(status))
+
+    @property
+    def _has_late_agents(self) -> bool:
+        return self._own is not None and len(self.peers.hosts) < self._own.world_size
 
     def _on_message(self, peer: Peer, message: AgentToCoordinator | Unreadable) -> None:
         match message:
@@ -307,7 +318,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
             case protocol.ReasonPrinted():
                 self._end_ranks()
             case protocol.Signalled(number):
-                self.evidence.signalled[peer.rank] = signal.Signals(number).name
+                self.evidence.signals.add(signal.Signals(number).name)
                 if number == signal.SIGINT:
                     self._take_snapshot()
             case protocol.StoppedStatus(stopped):
@@ -315,6 +326,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
                 if stopped:
                     self._add_absent(peer, "the process is stopped (SIGSTOP or a debugger)")
             case protocol.StepDaemonLost():
+                self._must_cancel = True
                 self._add_absent(peer, root_cause.STEP_DAEMON_KILLED)
             case protocol.Stage(name):
                 self._do(*self._late_ranks.set_stage(peer.rank, name))
@@ -344,19 +356,21 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
 
     def _on_lost(self, peer: Peer, error: str) -> None:
         """Report a rank whose agent has ended, or cannot be reached; its rank has died with it."""
+        has_ended = peer.has_ended
         self.peers.drop(peer)
         self._late_ranks.forget(peer.rank)
         self.evidence.silent.discard(peer.rank)
         if isinstance(self.phase, Over):
             return
-        if not error and (neighbour := self.peers.find_neighbour(peer)) is not None:
+        self._must_cancel |= bool(error)
+        if not error and not has_ended and (neighbour := self.peers.find_neighbour(peer)) is not None:
             self._send(neighbour, protocol.KillGroup(peer.group))
-        if isinstance(self.phase, (Running, Deciding)):
+        if peer.rank not in self.evidence.reports.ranks:
             cause, status = "its agent was killed, and the rank with it", EXIT_KILLED
             if error:
                 cause, status = f"cannot be reached: its node or its network is down ({error})", 1
             self._add_absent(peer, cause, status)
-        elif isinstance(self.phase, Decided) and peer.rank == self.phase.root_cause.first.rank:
+        if isinstance(self.phase, Decided) and peer.rank == self.phase.root_cause.first.rank:
             self._print_here()
         self._end_agents_if_ended()
 
@@ -368,8 +382,10 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
             self._enter(Deciding())
         if not isinstance(self.phase, Deciding):
             return
-        is_first = self.evidence.add(report, self._now_s)
-        if is_first and (report.kind == ReportKind.SECONDARY or report.signal == root_cause.ABORT_SIGNAL):
+        if not self.evidence.add(report, self._now_s):
+            return
+        self._do(*(events.SetTimer(f"select {after_s:g}", after_s) for after_s in SELECTION_TIMES_S))
+        if report.kind == ReportKind.SECONDARY or report.signal == root_cause.ABORT_SIGNAL:
             self.evidence.silent.update(self.peers.by_rank)
             self._send_all(protocol.QueryStopped())
             self._take_snapshot()
@@ -378,22 +394,12 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         """Select the root cause as soon as it is clear."""
         if not isinstance(self.phase, Deciding) or self._own is None:
             return
-        next_s = self.phase.selected_s + SELECTION_INTERVAL_S * self._own.world_size
-        if self._now_s < next_s:
-            self._do(events.SetTimer("select", next_s - self._now_s))
-            return
-        self._enter(Deciding(self._now_s))
         evidence = self.evidence
-        waited_s = self._now_s - evidence.first_s
-        selected = select_root_cause(evidence.reports, waited_s, root_cause.FailureContext(
-            self.peers.hosts, evidence.silent, self._finished.ranks - {report.rank for report in evidence.reports},
-            evidence.signalled, self._own.world_size, self._activity))
+        selected = select_root_cause(evidence.reports, self._now_s - evidence.first_s, root_cause.FailureContext(
+            self.peers.hosts, evidence.silent, self._finished.ranks, evidence.signals, self._own.world_size,
+            self._activity))
         if selected is not None:
             self._decide(selected)
-        else:
-            times_s = root_cause.SAME_ERROR_WAIT_S, root_cause.SAME_CAUSE_WAIT_S, root_cause.ROOT_CAUSE_WAIT_S
-            due_s = next(time_s for time_s in times_s if time_s > waited_s)
-            self._do(events.SetTimer("select", due_s - waited_s))
 
     def _decide(self, selected: RootCause) -> None:
         """Ask the agent of the rank that failed first to print the report; print it here if there is none."""
@@ -418,11 +424,14 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
             self._enter(Ending(status))
             self._send_all(protocol.JobEnds(status))
             self._do(events.SetTimer("end", self._own.grace_s + FINAL_EXIT_TIMEOUT_S))
+            if self._has_late_agents:
+                self._awaits_agents = True
+                self._do(events.SetTimer("late agents", LATE_AGENTS_TIMEOUT_S))
             self._end_agents_if_ended()
 
     def _end_agents_if_ended(self) -> None:
         """End the agents if all ranks have ended: of a job in order, all that there are."""
-        if self._own is None or self.peers.unended:
+        if self._own is None or self.peers.unended or self._awaits_agents:
             return
         is_in_order = isinstance(self.phase, Running) and len(self.peers.by_rank) == self._own.world_size
         if is_in_order or isinstance(self.phase, Ending):
@@ -433,7 +442,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         if isinstance(self.phase, Running):
             self._do(CoordinatorCommand.NOTE_END_IN_ORDER)
         if self._enter(Over(status)):
-            if any(report.kind == ReportKind.UNREACHABLE for report in self.evidence.reports):
+            if self._must_cancel:
                 self._do(CoordinatorCommand.CANCEL_STEP)
             aborting = self._aborting
             if aborting is not None and aborting.rank in self.peers.by_rank:

@@ -224,7 +224,7 @@ class CoordinatorServer:
 
     def _report_snapshot(self) -> None:
         """Pass a snapshot to the coordinator, and print it if no rank reacts to a SIGINT."""
-        failed = {report.rank: report.where for report in self._coordinator.evidence.reports}
+        failed = {report.rank: report.where for report in self._coordinator.evidence.reports.all}
         snapshot = self._snapshots().observe(failed)
         self.handle(events.SnapshotTaken(snapshot))
         is_ignored = self._is_interrupted and isinstance(self._coordinator.phase, Running)

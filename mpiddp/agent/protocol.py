@@ -265,7 +265,8 @@ AgentToCoordinator = (
     | RankEnded | Sample | ThreadsReply | SnapshotRequest
 )
 CoordinatorToAgent = (
-    Admitted | QueryStopped | PrintReason | KillGroup | JobEnds | AllFinished | JobOver | Abort | SampleRequest | ThreadsRequest
+    Admitted | QueryStopped | PrintReason | KillGroup | JobEnds | AllFinished | JobOver | Abort | SampleRequest
+    | ThreadsRequest
 )
 CoordinatorReceives = AgentToCoordinator | AskerToCoordinator
 CoordinatorSends = CoordinatorToAgent | CoordinatorToAsker

@@ -11,7 +11,7 @@ from typing import ClassVar
 from ..base.errors import assert_never
 from ..base.ranks import RankIdentity
 from ..base.text import truncate_middle
-from ..failure.postmortem import describe_early_death, extract_crash_stack, make_death_report
+from ..failure.postmortem import describe_early_death, extract_crash_stack, is_maybe_secondary, make_death_report
 from ..failure.root_cause import MAX_STACK_CHARS, STEP_DAEMON_KILLED, Report, ReportKind, RootCause, truncate_report
 from ..ipc.channel import Unreadable
 from ..systems.statuses import EXIT_CANNOT_START, wait_status_to_shell
@@ -23,6 +23,7 @@ from .startup_timeout import StartupTimeout
 from .state_machine import StateMachine
 from .timeouts import (
     ABORT_TIMEOUT_S,
+    CLOSED_TIMEOUT_S,
     DECISION_TIMEOUT_S,
     FLUSH_TIMEOUT_S,
     HARD_GRACE_S,
@@ -74,7 +75,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
     transitions: ClassVar = {
         Starting: ((Working, Ending, Over), ()),
         Working: ((Failing, Ending, Leaving, Over), ()),
-        Failing: ((Ending, Over), ()),
+        Failing: ((Ending, Over), (Leaving,)),
         Ending: ((Over,), (Failing, Leaving)),
         Leaving: ((Failing, Ending, Over), ()),
         Over: ((), (Working, Failing, Ending, Leaving)),
@@ -89,7 +90,10 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         self.startup = StartupTimeout(watched, began_s)
         self._do(*self.startup.begin_watch())
         self._wait_status = 0  # of the rank that is gone
+        self._end_status: int | None = None  # of the rank, once all that it started has ended, too
+        self._over_status: int | None = None  # of the job, which is over before that
         self._root_cause: RootCause | None = None  # to be printed once the rank has printed its traceback
+        self._has_printed = False  # or prints, the root cause
         self._is_explained = False  # the rank has printed itself why it ends
         self._script_ended = False
         self._reported_itself = False  # the rank has reported its failure, and cleans up
@@ -97,6 +101,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         self._is_aborted = False  # a rank has called MPI_Abort
         self._admitted = False  # the coordinator has answered
         self._is_alone = False  # there is no coordinator any more
+        self._killed_by = 0  # the signal from outside after which the agent has killed the rank
 
     def handle(self, event: events.AgentEvent, now_s: float) -> list[events.AgentAction]:
         """Return the actions for an event at `now_s`, on any monotonic clock."""
@@ -107,8 +112,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             case events.FromCoordinator(message):
                 self._on_coordinator_message(message)
             case events.RankClosed():
-                if isinstance(self.phase, Working):
-                    self._end_script(protocol.ScriptEnded(vanished=True))
+                self._do(events.SetTimer("closed", CLOSED_TIMEOUT_S))
             case events.RankGone():
                 self._on_rank_gone(event)
             case events.DescendantsGone():
@@ -148,7 +152,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 self._end_script(message)
             case protocol.ReadyToAbort():
                 self._can_abort = True
-                self._do(events.CancelTimer("kill"), AgentCommand.END_DESCENDANTS)
+                self._do(events.CancelTimer("grace"), AgentCommand.END_DESCENDANTS)
             case protocol.Leave(status):
                 self._enter(Leaving(status))
             case Unreadable(error):
@@ -171,6 +175,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 self._enter(Ending(status))
                 self._do(events.SetTimer("job over", ABORT_TIMEOUT_S))
                 self._is_aborted = True
+            case protocol.JobOver(status) if isinstance(self.phase, Ending) and self.gone and self._end_status is None:
+                self._over_status = status  # what the rank has started is still being ended
             case protocol.JobOver(status):
                 self._exit(status)
             case protocol.Abort(status):
@@ -186,22 +192,31 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
 
     def _on_due(self, timer: str) -> None:
         match timer:
-            case "late" | "warn" | "start":
+            case "late" | "warn" | "start" if isinstance(self.phase, (Starting, Working)):
                 self._do(*self.startup.on_due(timer, self._now_s))
                 if self.startup.timed_out and self.member is not None:
                     self._is_explained = True
                     self._report(Report(self.member.rank, self.member.host, ReportKind.ERROR,
                                         f"still in {self.startup.stage}", EXIT_CANNOT_START))
-            case "decision" | "coordinator lost":
+            case "closed" if isinstance(self.phase, Working):
+                self._end_script(protocol.ScriptEnded(vanished=True))
+            case "decision":
+                self._on_coordinator_lost(f"no answer within {DECISION_TIMEOUT_S:g} s")
+            case "coordinator lost":
                 self._decide_alone()
             case "stack":
                 self._print_report()
             case "terminate":
                 self._do(AgentCommand.END_RANK)
-            case "kill":
-                if self._reported_itself and self.member is not None and isinstance(self.phase, Ending):
+            case "grace":
+                if self._reported_itself and self.member is not None:
                     self._do(events.PrintLine(f"mpiddp: ending {self.watched.name}: its cleanup took longer than "
                                               f"{self.member.grace_s:g} s (raise --abort-grace to allow more)"))
+                self._do(events.SignalRank(signal.SIGKILL))
+            case "kill":
+                self._do(events.SignalRank(signal.SIGKILL))
+            case "launcher":
+                self._killed_by = signal.SIGTERM
                 self._do(events.SignalRank(signal.SIGKILL))
             case "cancel":
                 self._do(AgentCommand.CANCEL_STEP)
@@ -226,6 +241,9 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
 
     def _print(self, root_cause: RootCause) -> None:
         """Print the report of this rank, after its traceback, unless the rank has printed itself why it ends."""
+        if self._has_printed:
+            return
+        self._has_printed = True
         if self._is_explained:
             self._on_printed()
             return
@@ -251,8 +269,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             self._do(events.ToCoordinator(protocol.ReasonPrinted()))
 
     def _decide_alone(self) -> None:
-        """End the rank without a decision of the coordinator, and print why."""
-        self._is_alone = True
+        """End the rank without a decision of the coordinator, and print why, if it has failed by itself."""
         match self.phase:
             case Failing(report) if report.kind != ReportKind.SECONDARY:
                 self._print(RootCause(report))
@@ -261,22 +278,25 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
 
     def _end_rank(self, status: int) -> None:
         """End the rank because the job ends: it may clean up if it has failed itself, or handles SIGTERM."""
+        has_left = isinstance(self.phase, Leaving)
         if not self._enter(Ending(status)):
             return
+        self._end_status = None
         grace_s = self.member.grace_s if self.member is not None else HARD_GRACE_S
         self._do(events.CancelTimer("decision"), events.SetTimer("job over", grace_s + JOB_OVER_TIMEOUT_S))
         if self.gone:
             self._do(AgentCommand.END_DESCENDANTS)
             return
         self._do(AgentCommand.RECORD_SEGMENTS, events.ToRank(protocol.JobEnds(status)),
-                 events.SetTimer("kill", grace_s))
-        if not self._reported_itself:
+                 events.SetTimer("grace", grace_s))
+        if not self._reported_itself and not has_left:
             self._do(AgentCommand.REQUEST_END, events.SetTimer("terminate", min(FLUSH_TIMEOUT_S, grace_s)))
 
     def _on_rank_gone(self, event: events.RankGone) -> None:
         """Report how the rank has ended, unless that is known; in a job that ends, end what it has started."""
         self.gone, self._wait_status = True, event.status
-        self._do(*(events.CancelTimer(name) for name in ("start", "warn", "late", "terminate", "kill")))
+        self._do(*(events.CancelTimer(name) for name in ("start", "warn", "late", "closed", "terminate", "grace",
+                                                         "kill", "launcher")))
         self._print_report()
         stack = truncate_middle(extract_crash_stack(event.stack.splitlines()), MAX_STACK_CHARS)
         match self.phase:
@@ -293,16 +313,17 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                     self._report_death(event, stack, LATE_WORDS)
                 else:
                     self._finish(status or wait_status_to_shell(event.status))
-            case Failing() if self._is_alone:
+            case Failing() if self._is_alone and not self._has_printed:
                 self._decide_alone()
             case Ending() if not self._can_abort:
                 self._do(AgentCommand.END_DESCENDANTS)
             case Ending(status):  # by MPI_Abort
-                self._is_aborted = True
+                self._exit(status)
 
     def _report_death(self, event: events.RankGone, stack: str, when: str = "") -> None:
         assert self.member is not None
-        report = make_death_report(self.member, event.status, event.out_of_memory, stack)
+        status = self._killed_by if self._killed_by and event.status == signal.SIGKILL else event.status
+        report = make_death_report(self.member, status, event.out_of_memory, stack)
         self._report(truncate_report(report._replace(cause=report.cause + when)))
 
     def _on_start_failed(self, event: events.RankGone) -> None:
@@ -320,12 +341,13 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         return EXIT_CANNOT_START if self.startup.timed_out else wait_status_to_shell(self._wait_status)
 
     def _finish(self, status: int) -> None:
-        """Tell the coordinator that the rank has ended; without one, this agent ends, too."""
-        if isinstance(self.phase, Over):
-            return
-        if self._is_alone:
+        """Tell the coordinator that the rank has ended; without one, or once the job is over, this agent ends, too."""
+        self._end_status = status
+        if self._over_status is not None:
+            self._exit(self._over_status)
+        elif self._is_alone:
             self._exit(self.phase.status if isinstance(self.phase, Ending) else status)
-        else:
+        elif not isinstance(self.phase, Over):
             self._do(events.ToCoordinator(protocol.RankEnded(status, self._can_abort and not self.gone)))
 
     def _exit(self, status: int) -> None:
@@ -352,22 +374,35 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         if self.watched.has_own_group and not self.gone:
             self._do(events.SignalRank(number))
         if number == signal.SIGTERM and self.watched.kill_delay_s:
-            self._do(events.SetTimer("kill", self.watched.kill_delay_s))
+            self._do(events.SetTimer("launcher", self.watched.kill_delay_s))
 
     def _on_coordinator_lost(self, error: str) -> None:
-        """End the rank: nobody agrees on the job's end any more. First the launcher has time to do it."""
-        was_alone, self._is_alone = self._is_alone, True
+        """End the rank: nobody agrees on the job's end any more.
+
+        First the launcher has time to do it, unless the rank has failed by itself: then that is printed.
+        """
+        if self._is_alone:
+            return
+        self._is_alone = True
         match self.phase:
-            case Ending(status) | Leaving(status) if self.gone:
-                self._exit(status)
-            case Starting() | Working() if not self._admitted:
-                self._do(events.PrintLine(f"mpiddp: the agent of {self.watched.name} has no coordinator: {error}"))
-                self._end_rank(EXIT_CANNOT_START)
-            case Working() | Failing() if not was_alone:
-                assert self.member is not None
-                if self.watched.first_on_node or self.member.rank == 1:  # on rank 0's own node
-                    self._do(events.PrintLine(f"mpiddp: {error}; ending the ranks on {self.member.host}"))
-                self._do(events.SetTimer("coordinator lost", LOST_COORDINATOR_TIMEOUT_S))
+            case Ending() | Leaving() if self._end_status is not None:
+                self._finish(self._end_status)
+            case Working() | Failing():
+                self._print_loss(error)
+                if isinstance(self.phase, Failing) and not is_maybe_secondary(self.phase.report):
+                    self._decide_alone()
+                elif self._admitted:
+                    self._do(events.SetTimer("coordinator lost", LOST_COORDINATOR_TIMEOUT_S))
+                else:
+                    self._end_rank(EXIT_CANNOT_START)
+
+    def _print_loss(self, error: str) -> None:
+        """Print why there is no coordinator; once for a node if it was there."""
+        assert self.member is not None
+        if not self._admitted:
+            self._do(events.PrintLine(f"mpiddp: the agent of {self.watched.name} has no coordinator: {error}"))
+        elif self.watched.first_on_node or self.member.rank == 1:  # on rank 0's own node
+            self._do(events.PrintLine(f"mpiddp: {error}; ending the ranks on {self.member.host}"))
 
     def _on_step_daemon_gone(self) -> None:
         """Report it to the coordinator; if there is none yet, print it and end the rank: no other process does."""

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..agent.client import AgentClient, holding_new_sockets
+from ..agent.client import AgentClient, NoAgent, holding_new_sockets
 from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
 from ..base.stderr import warn
@@ -50,7 +50,7 @@ except ImportError:
 """
 
 
-def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, agent: AgentClient) -> Any:
+def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, agent: AgentClient | NoAgent) -> Any:
     """Initialise MPI and return `mpi4py.MPI`; raise LaunchError, on every rank, if the ranks can't make one world.
 
     If launcher and library are incompatible, MPI_Init ends the process, or makes each process a world of its own. So

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..base.config import TextEnum
@@ -115,43 +115,82 @@ class FailureContext(NamedTuple):
     """What is known of the ranks besides their reports.
 
     `hosts` has the host of each rank that has registered, of `world_size` ranks. `silent` ranks were probed and did not
-    answer, the scripts of `finished` ones have ended. `signalled` has the last signal from outside that the agent of
-    each rank got.
+    answer, the scripts of `finished` ones have ended. `signals` has the signals from outside that agents got.
     """
 
     hosts: Mapping[int, str]
     silent: Collection[int] = ()
     finished: Collection[int] = ()
-    signalled: Mapping[int, str] = {}
+    signals: Collection[str] = ()
     world_size: int = 0
     activity: JobActivity = JobActivity()
 
+
+class Reports:
+    """The reports so far, in the order of their arrival; to add one costs the same however many there are."""
+
+    def __init__(self, reports: Iterable[Report] = ()) -> None:
+        self.all: list[Report] = []
+        self.ranks: set[int] = set()  # that have reported
+        self.secondary: list[Report] = []
+        self.errors: list[Report] = []
+        self.same_errors: list[Report] = []  # those that equal the first one
+        self.error_is_first = False  # no death was reported before the first error
+        self.deaths: list[Report] = []  # of ranks or agents
+        self.first_death: Report | None = None  # but by ABORT_SIGNAL
+        self.first_end: Report | None = None  # by a death or a signal
+        self.step_daemon: Report | None = None  # which was killed
+        for report in reports:
+            self.add(report)
+
+    def add(self, report: Report) -> None:
+        """Add a report."""
+        self.all.append(report)
+        self.ranks.add(report.rank)
+        if report.kind == ReportKind.SECONDARY:
+            self.secondary.append(report)
+        elif report.kind == ReportKind.ERROR:
+            self.error_is_first |= not (self.errors or self.deaths)
+            self.errors.append(report)
+            if report.cause == self.errors[0].cause and report.where == self.errors[0].where:
+                self.same_errors.append(report)
+        else:
+            self.deaths.append(report)
+            if self.first_death is None and report.signal != ABORT_SIGNAL:
+                self.first_death = report
+            if self.step_daemon is None and report.cause == STEP_DAEMON_KILLED:
+                self.step_daemon = report
+        if self.first_end is None and (report.signal or report.kind not in (ReportKind.SECONDARY, ReportKind.ERROR)):
+            self.first_end = report
+
+
+class Case(NamedTuple):
+    """The reports so far, the first one `waited_s` ago, and what else is known."""
+
+    reports: Reports
+    waited_s: float
+    context: FailureContext
+
     @property
-    def awaits_ranks(self) -> bool:
-        """Return whether some ranks' agents have not registered yet: a rank may die before its agent has."""
-        return len(self.hosts) < self.world_size
-
-
-class Case:
-    """The reports so far, in the order of their arrival, the first one `waited_s` ago; and what else is known."""
-
-    def __init__(self, reports: Sequence[Report], waited_s: float, context: FailureContext) -> None:
-        self.waited_s, self.context, self.reports = waited_s, context, reports
-        self.secondary = [report for report in reports if report.kind == ReportKind.SECONDARY]
-        self.errors = [report for report in reports if report.kind == ReportKind.ERROR]
-        self.gone = [report for report in reports if report.kind in (ReportKind.PROCESS_EXIT, ReportKind.UNREACHABLE)]
-        self.unreported = set(context.hosts) - {report.rank for report in reports}
+    def is_complete(self) -> bool:
+        """Return whether all ranks have reported; the agents of some may not have registered yet."""
+        return len(self.reports.ranks) >= max(len(self.context.hosts), self.context.world_size)
 
     @property
     def may_change(self) -> bool:
         """Return whether a rank may still report what looks like a consequence now."""
-        return self.waited_s < ROOT_CAUSE_WAIT_S and (bool(self.unreported) or self.context.awaits_ranks)
+        return self.waited_s < ROOT_CAUSE_WAIT_S and not self.is_complete
+
+    def find_unreported(self) -> set[int]:
+        """Return the ranks without a report."""
+        return self.context.hosts.keys() - self.reports.ranks
 
 
 class Rule(NamedTuple):
     """What was `seen`, what is `said` of it, and the function that finds out.
 
-    It returns the root cause, WAIT for more reports, or None for the next rule.
+    It returns the root cause, WAIT for more reports, or None for the next rule. To wait must be cheap: the rules are
+    applied to each new report.
     """
 
     seen: str
@@ -159,11 +198,11 @@ class Rule(NamedTuple):
     conclude: Callable[[Case], RootCause | Wait | None]
 
 
-def select_root_cause(reports: Sequence[Report], waited_s: float, context: FailureContext) -> RootCause | None:
+def select_root_cause(reports: Reports, waited_s: float, context: FailureContext) -> RootCause | None:
     """Return which of the reports is the reason for the job's end; None to wait for more reports.
 
-    The reports are in the order of their arrival, the first one `waited_s` ago. Nobody ends a rank before this has
-    decided: so the first death that is no consequence of another is the root cause.
+    The first report came `waited_s` ago. Nobody ends a rank before this has decided: so the first death that is no
+    consequence of another is the root cause.
     """
     case = Case(reports, waited_s, context)
     for rule in RULES:
@@ -174,15 +213,15 @@ def select_root_cause(reports: Sequence[Report], waited_s: float, context: Failu
 
 def conclude_step_daemon(case: Case) -> RootCause | None:
     """Name the node whose slurmstepd was killed, which may end its ranks."""
-    return next((RootCause(report) for report in case.gone if report.cause == STEP_DAEMON_KILLED), None)
+    return RootCause(case.reports.step_daemon) if case.reports.step_daemon is not None else None
 
 
 def conclude_outside(case: Case) -> RootCause | Wait | None:
-    """Say that a signal ended the job if agents got it, and ranks died of it."""
-    ended = next((report for report in case.reports if report.kind != ReportKind.SECONDARY), None)
+    """Say that a signal ended the job if agents got it, and a rank ended by it: errors of others are consequences."""
+    ended = case.reports.first_end
     if ended is None or ended.signal not in OUTSIDE_SIGNALS:
         return None
-    if ended.signal not in case.context.signalled.values():  # it may have reached the rank before the agent
+    if ended.signal not in case.context.signals:  # it may have reached the rank before the agent
         return WAIT if case.waited_s < SAME_CAUSE_WAIT_S else None
     if ended.signal == "SIGINT" and case.context.activity.is_pending and case.waited_s < ROOT_CAUSE_WAIT_S:
         return WAIT
@@ -194,42 +233,42 @@ def conclude_death(case: Case) -> RootCause | Wait | None:
 
     Scripts hide exceptions that they have caught, so that the error may not look like one.
     """
-    death = next((report for report in case.gone if report.signal != ABORT_SIGNAL), None)
+    death = case.reports.first_death
     if death is None:
         return None
-    if case.waited_s < SAME_CAUSE_WAIT_S and len(case.reports) < case.context.world_size:
+    if case.waited_s < SAME_CAUSE_WAIT_S and not case.is_complete:
         return WAIT  # for the ranks that have noticed
-    return RootCause(death, join_parts(describe_secondary(case.secondary), describe_later_errors(case.errors)))
+    return RootCause(death, join_parts(describe_secondary(case.reports.secondary),
+                                       describe_later_errors(case.reports.errors)))
 
 
 def conclude_error(case: Case) -> RootCause | Wait | None:
     """Name the first error, and how many ranks have the same one."""
-    if not case.errors or (case.gone and case.reports.index(case.gone[0]) < case.reports.index(case.errors[0])):
+    if not case.reports.error_is_first:
         return None
-    first = case.errors[0]._replace(signal="")
-    same = [error for error in case.errors if (error.cause, error.where) == (first.cause, first.where)]
-    limit_s = SAME_CAUSE_WAIT_S if len(same) > 1 else SAME_ERROR_WAIT_S
-    if len(case.reports) < case.context.world_size and case.waited_s < limit_s:
+    same = case.reports.same_errors
+    if not case.is_complete and case.waited_s < (SAME_CAUSE_WAIT_S if len(same) > 1 else SAME_ERROR_WAIT_S):
         return WAIT
-    return RootCause(first, join_parts(describe_scope(same, case.context), describe_secondary(case.secondary)))
+    return RootCause(same[0]._replace(signal=""), join_parts(
+        describe_scope(same, case.context), describe_secondary(case.reports.secondary)))
 
 
 def conclude_abort(case: Case) -> RootCause | Wait | None:
     """Name a rank that C's abort() ended, if no other is found for which it may have waited in vain."""
-    if not case.gone:
+    if not case.reports.deaths:
         return None
     if case.may_change:
         return WAIT
-    others = describe_unreported(case.unreported, case.context)
-    return RootCause(case.gone[0], join_parts(
-        describe_secondary(case.secondary), *others, describe_later_errors(case.errors)))
+    return RootCause(case.reports.deaths[0], join_parts(
+        describe_secondary(case.reports.secondary), *describe_unreported(case.find_unreported(), case.context),
+        describe_later_errors(case.reports.errors)))
 
 
 def conclude_secondary(case: Case) -> RootCause | Wait | None:
     """Name the rank that others have waited for, or else the first that noticed."""
-    if not case.secondary or case.may_change:
+    if not case.reports.secondary or case.may_change:
         return WAIT
-    return select_secondary(case.secondary, case.unreported, case.context)
+    return select_secondary(case.reports.secondary, case.find_unreported(), case.context)
 
 
 # In this order.
@@ -264,7 +303,7 @@ def select_secondary(
     if is_timeout(first.cause) and calls.keys() >= context.hosts.keys() and len(set(calls.values())) > 1:
         return RootCause(make_different_calls_report(first, calls))
     names_late = is_exit_timeout and UNKNOWN_RANKS not in first.cause
-    unnamed = set(unreported) & set(context.silent) if names_late else unreported
+    unnamed = set(unreported) & {*context.silent, *context.finished} if names_late else unreported
     return RootCause(first, join_parts(describe_secondary(others), *describe_unreported(unnamed, context)))
 
 
@@ -343,9 +382,9 @@ def describe_unreported(unreported: Collection[int], context: FailureContext) ->
         yield f"rank {rank} on {context.hosts[rank]} was at {context.activity.places[rank]}"
     if silent := set(unreported) & set(context.silent):
         yield f"no response from {describe_ranks(silent, context.hosts)}"
-    if context.finished:
-        yield f"{describe_ranks(context.finished, context.hosts)} had finished the script"
-        if busy := set(unreported) - set(context.silent) - set(context.finished):
+    if finished := set(unreported) & set(context.finished):
+        yield f"{describe_ranks(finished, context.hosts)} had finished the script"
+        if busy := set(unreported) - set(context.silent) - finished:
             yield f"{describe_ranks(busy, context.hosts)} had not"
 
 

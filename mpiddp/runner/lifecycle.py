@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ..bootstrap.membership import Membership
-    from .exit_hooks import ExitGuard
     from .stop import Stop
     from .termination import Termination
 
@@ -45,7 +44,7 @@ class RunningJob:
 
     `termination` ends the job if this rank fails; it is None if nobody watches the rank. `stop` has noted signals
     already. `write_trace` writes the ranks' timeline when they leave: it is loaded before the script, which may unload
-    modules. `guard` watches how a program with its own main() ends.
+    modules.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class RunningJob:
         write_trace: Callable[[MPI.Comm, str], None] | None = None,
     ) -> None:
         self.membership, self.termination, self._write_trace = membership, termination, write_trace
-        self.guard: ExitGuard | None = None
         self.has_left = False  # in order
         self.status = 0  # with which the script has ended
         self.failure: BaseException | None = None  # that has left our code around the script, and is not reported
