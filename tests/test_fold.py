@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import subprocess
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from mpiddp.base.ranks import LogPlan
-from mpiddp.ipc.channel import Channel, Codec, listen
-from mpiddp.output import forwarder
-from mpiddp.output.aggregator import Aggregator
-from mpiddp.output.forwarder import forward_output
-from mpiddp.output.protocol import AggregationConfig, ForwardConfig, RankToRelay, RelayToRank
 from tests import processes
 from tests.cluster import Cluster
 from tests.messages import find, message
@@ -161,50 +151,6 @@ def test_parts_of_a_job_that_fold_and_that_do_not_are_refused(quick: Mpi) -> Non
     job = [*mpiexec_command(quick, 1, "-m", "mpiddp", "--show", "fold", FOLDED, "numbers"), ":", *map(str, words)]
     done = check(processes.run(*job, timeout=60, env=single_node_environ(quick)), 3)
     assert done.stderr.count("mpiddp: cannot start: options-differ") == 1
-
-
-def test_a_relay_that_fails_lets_output_pass_by_itself(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise ValueError("seven")
-
-    monkeypatch.setattr(Aggregator, "take", fail)
-    monkeypatch.setattr(forwarder, "set_process_title", lambda _: None)
-    folding = AggregationConfig(0, "3", "", 0, "token", 1.0, False, True)
-    forward(folding, (b"lost\n", b"kept\n"), listen("127.0.0.1", 0).detach())
-    shown = capfd.readouterr()
-    assert shown.out == "[0] kept\n"
-    assert shown.err == message("launch/relay_error", rank=0, host="n0", error="ValueError: seven") + "\n"
-
-
-def test_without_a_way_to_the_aggregator_output_is_not_folded(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forwarder, "set_process_title", lambda _: None)
-    forward(AggregationConfig(0, "3", "127.0.0.1", free_port(), "token", 1.0, False, False), (b"kept\n",))
-    shown = capfd.readouterr()
-    assert shown.out == "[0] kept\n"
-    (refusal,) = find("launch/aggregator_unreachable", shown.err, rank=0, host="n0")
-    assert refusal["error"].endswith("Connection refused")
-
-
-def forward(folding: AggregationConfig, lines: Sequence[bytes], listener: int = -1) -> None:
-    """Run the relay of rank 0, which prints lines, one after the other."""
-    sock, its = socket.socketpair()
-    ours: Channel[RankToRelay, RelayToRank] = Channel(sock, Codec(RelayToRank))
-    pipes = [os.pipe(), os.pipe()]
-    ours.send(ForwardConfig(LogPlan(), "[{rank}] ", "rank 0 on n0", True, folding), listener)
-    running = threading.Thread(target=forward_output, args=(its, pipes[0][0], pipes[1][0]))
-    running.start()
-    for line in lines:
-        os.write(pipes[0][1], line)
-        time.sleep(0.3)
-    for _, end in pipes:
-        os.close(end)
-    ours.close()
-    running.join(10)
-    assert not running.is_alive()
 
 
 @pytest.mark.timeout(300)

@@ -155,7 +155,7 @@ def test_the_stack_of_a_crash_begins_a_line(tmp_path: Path) -> None:
     path = tmp_path / "rank-00003.n07.log"
     log = RankLog(LogPlan(str(path)), "rank 3 on n07")
     log.write(b"seven\nno end")
-    log.write_stack("Fatal Python error")
+    log.write_text("Fatal Python error")
     log.close()
     assert path.read_text() == "seven\nno end\nFatal Python error\n"
 

@@ -12,7 +12,7 @@ import pytest
 from mpiddp.base.files import open_for_writing
 from mpiddp.base.ranks import LogPlan
 from mpiddp.output.log import RankLog
-from mpiddp.output.streams import FdWriter
+from mpiddp.output.writer import FdWriter
 from tests import processes
 from tests.cluster import Cluster
 from tests.messages import find, message
