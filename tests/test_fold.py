@@ -118,32 +118,17 @@ def test_what_cannot_be_shown_in_time_is_dropped_and_counted(quick: Mpi, tmp_pat
     assert len(log.read_text().splitlines()) == 20_000
 
 
-def test_without_the_relay_that_folds_each_rank_shows_its_own(quick: Mpi, tmp_path: Path) -> None:
-    done = run(quick, 3, "kills", tmp_path / "killed")
-    lines = done.stdout.splitlines()
-    assert lines[0] == "[0-2] before"
-    assert {"[1] after", "[2] after"} <= set(lines)
-    assert {lost["rank"] for lost in find("launch/aggregator_lost", done.stderr)} == {"1", "2"}
-
-
 def test_rank_0_may_lead_its_own_output_elsewhere(quick: Mpi) -> None:
     done = check(run(quick, 3, "redirects"))
     assert done.stdout.splitlines() == [f"[1-2] line {number} {'x' * 200}" for number in range(300)]
 
 
 def test_a_slow_terminal_is_waited_for_to_the_end(quick: Mpi) -> None:
-    """Rank 0's relay waits for the terminal while the other ranks end."""
+    """Rank 0's agent waits for the terminal while the other ranks end."""
     job = mpiexec_command(quick, 3, PROGRAMS / "slow_reader.py", quick.python, "-m", "mpiddp", "--quiet", "--show",
                           "fold", FOLDED, "alone", 6000)
     done = check(processes.run(*job, timeout=60, env=single_node_environ(quick)))
     assert done.stdout.splitlines() == [f"[1] only rank 1 says {'x' * (number % 70)}" for number in range(6000)]
-
-
-def test_a_child_that_outlives_the_job_is_no_loss(quick: Mpi) -> None:
-    """It keeps its rank's stdout open, and writes when rank 0's relay is gone."""
-    done = check(run(quick, 2, "leaves"))
-    assert done.stdout.splitlines() == ["[0-1] done", "[1] late"]
-    assert noise(done) == []
 
 
 def test_parts_of_a_job_that_fold_and_that_do_not_are_refused(quick: Mpi) -> None:

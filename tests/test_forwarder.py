@@ -137,8 +137,9 @@ def test_a_daemon_that_holds_the_pipes_does_not_keep_the_agent(tmp_path: Path) -
 def test_a_rank_without_pipes_has_nothing_to_wait_for() -> None:
     loop, came = EventLoop(lambda error: pytest.fail(str(error))), list[str]()
     output = RankOutput(loop, {}, "rank 3 on n07")
-    output.show_text("", then=lambda: came.append("shown"))
-    assert came == ["shown"]
+    output.flush(lambda: came.append("flushed"))
+    output.finish(lambda: came.append("finished"))
+    assert came == ["flushed", "finished"]
 
 
 def test_an_error_in_folding_lets_output_pass(

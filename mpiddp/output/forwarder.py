@@ -31,7 +31,7 @@ class RankOutput:
     """Reads what a rank writes to its stdout and stderr, and writes it to a log and to a sink, which shows it.
 
     Until configure() it is shown as it comes. The rank waits while terminal or log take nothing; this process does not.
-    Without streams, as where a rank has the launcher's own, only show_text() does something.
+    A rank that has the launcher's own streams has none here.
     """
 
     def __init__(self, loop: EventLoop, streams: dict[int, int], rank_name: str) -> None:
@@ -46,8 +46,9 @@ class RankOutput:
         self._unfolded_prefix = ""  # for output that cannot be folded
         self._is_reading = False
         self._flushes = 0
+        self.is_shown = True  # on the terminal
         self._after_finish: Callable[[], object] | None = None
-        self._is_rank_gone = self._is_closing = False
+        self._is_rank_gone = self._is_closing = self._is_finished = False
         self._progress = 0  # as of the last check
         self._has_given_up = False
         for source in streams.values():
@@ -67,7 +68,7 @@ class RankOutput:
     def configure(self, config: ForwardConfig, listener: int = -1) -> None:
         """Forward output as `config` says from now on; other aggregators connect to the descriptor `listener`."""
         self._catch_up()
-        self._rank_name = config.who
+        self._rank_name, self.is_shown = config.who, config.shown
         self._terminal.name_rank(config.who)
         self._log.open(config.log, config.who)
         if config.folding is None:
@@ -76,35 +77,24 @@ class RankOutput:
             self._sink = self._make_folding_sink(config.folding, config.prefix, listener)
         self._update_reading()
 
-    def append(self, stream: int, text: str) -> None:
-        """Treat a text as if the rank had written it."""
+    def show_text(self, text: str) -> None:
+        """Print a text of mpiddp's own on stderr, after what the rank has written; it is not in the log."""
         self._catch_up()
-        self._take(stream, text.encode(errors="replace"))
+        self._terminal.write(2, [f"{text}\n".encode(errors="replace")])
 
-    def show_text(self, text: str, in_log: bool = True, then: Callable[[], object] = bool) -> None:
-        """Print a text on stderr, and into the log, after all output so far; then call `then`."""
-        def show() -> None:
-            write_line(text)
-            if in_log:
-                self._log.write_text(text)
-            then()
-
-        self._catch_up()
-        for stream in self._streams:
-            self._complete_line(stream)
-        self.flush(show)
-
-    def write_crash_stack(self, text: str) -> None:
-        """Write the stack of a crash to the log."""
+    def log_text(self, text: str) -> None:
+        """Write a text of mpiddp's own to the log, after what the rank has written: the stack of a crash, a report."""
         self._catch_up()
         self._log.write_text(text)
 
     def flush(self, then: Callable[[], object], timeout_s: float = FLUSH_TIMEOUT_S) -> None:
         """Call `then` when all that the rank has written so far is shown and logged, or at the timeout.
 
-        If output is folded, this holds for what all ranks have written.
+        If output is folded, this holds for what all ranks have written. Lines without an end count as finished.
         """
         self._catch_up()
+        for stream in self._streams:
+            self._complete_line(stream)
         self._flushes += 1
         timer, missing = f"flush {self._flushes}", 2
 
@@ -123,13 +113,17 @@ class RankOutput:
         """Call `then` when all output is shown and logged; the rank has ended.
 
         This waits for a slow reader, but not for one that takes nothing during STALL_TIMEOUT_S. Processes that outlive
-        the rank can write for DESCENDANTS_GRACE_S.
+        the rank can write for DESCENDANTS_GRACE_S. If this is called again, only the last `then` is called.
         """
-        self._is_rank_gone, self._after_finish = True, then
-        self._loop.set_timer("stall", STALL_TIMEOUT_S, self._check_progress)
-        self._loop.set_timer("descendants", DESCENDANTS_GRACE_S, self._end_streams)
-        self._catch_up()
-        self._close_if_done()
+        self._after_finish = then
+        if self._is_finished:
+            self._end()
+        elif not self._is_rank_gone:
+            self._is_rank_gone = True
+            self._loop.set_timer("stall", STALL_TIMEOUT_S, self._check_progress)
+            self._loop.set_timer("descendants", DESCENDANTS_GRACE_S, self._end_streams)
+            self._catch_up()
+            self._close_if_done()
 
     def _make_folding_sink(
         self, folding: AggregationConfig, prefix: str, listener: int
@@ -270,13 +264,14 @@ class RankOutput:
         if is_idle or progress != self._progress:
             self._progress = progress
             self._loop.set_timer("stall", STALL_TIMEOUT_S, self._check_progress)
-        elif self._after_finish is not None:
+        else:
             self._has_given_up = True
             write_line(f"mpiddp: {self._rank_name}: no output could be written for {STALL_TIMEOUT_S:g} s; "
                        "the rest is lost")
             self._end()
 
     def _end(self) -> None:
+        self._is_finished = True
         self._loop.cancel_timers("stall", "descendants")
         then, self._after_finish = self._after_finish, None
         if then is not None:

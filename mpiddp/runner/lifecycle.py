@@ -65,8 +65,7 @@ class RunningJob:
         """Print on the terminal an error that only this rank knows, and end the job on all ranks."""
         if self.termination is None:
             refuse_alone(error)
-        write_line(format_refusal(error), self.termination.terminal)
-        self.termination.refuse(error)
+        self.termination.refuse(error, format_refusal(error))
 
     def join_stop(self, begun: Stop | None = None) -> Stop:
         """Return the `Stop` on which all ranks agree; `begun` has noted signals already."""
@@ -290,7 +289,6 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
         job.write_steps(config.error_file)
         timeline.begin_stage("exit")
         job.leave(job.status)
-        termination.output.finish()
     except BaseException as error:  # a signal's handler may raise here, too
         termination.fail_by_exception(error)
 
@@ -306,7 +304,6 @@ def leave_before_exec(job: RunningJob, call: str) -> None:
         return
     try:
         job.leave()
-        termination.output.finish()
     except BaseException as error:
         termination.fail_by_exception(error)
     if not job.has_left:  # the job ends

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from mpiddp.base.ranks import LogPlan
-from mpiddp.base.stderr import set_writer, write_all
+from mpiddp.base.stderr import set_writer, write_all, write_line
 from mpiddp.ipc.event_loop import EventLoop
 from mpiddp.output import forwarder
 from mpiddp.output.forwarder import RankOutput
@@ -49,11 +49,14 @@ def end():
 
 def on_rank_end():
     rank.wait()
-    then = partial(output.finish, end)
+    output.flush(report)
+
+
+def report():
     if options["report"]:
-        output.show_text(options["report"], then=then)
-    else:
-        then()
+        write_line(options["report"])
+        output.log_text(options["report"])
+    output.finish(end)
 
 
 pipes = {1: os.pipe(), 2: os.pipe()}
