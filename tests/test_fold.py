@@ -85,7 +85,8 @@ def test_all_that_a_rank_has_said_that_crashes_is_shown(name: str, tmp_path: Pat
     before, stack = log.read_text().split("\nFatal Python error: ")
     assert before == f"{said}last wordlast word on stderr"
     frame = rf'File "{FOLDED}", line \d+ in <module>'
-    assert re.fullmatch(rf"Segmentation fault\nCurrent thread \w+ .*:\n  {frame}\n", stack)
+    assert re.match(rf"Segmentation fault\nCurrent thread \w+ .*:\n  {frame}\n", stack)
+    assert "mpiddp: failed: rank 1 on " in stack
 
 
 @pytest.mark.mpi

@@ -320,7 +320,7 @@ class Agent:
     def _end(self, status: int) -> None:
         """End this process with a status, once the last output is shown, but not later than its time limit."""
         self.loop.set_timer("last output", FINAL_OUTPUT_TIMEOUT_S, partial(self._stop, status))
-        self._output.finish(lambda: self._lines.flush(partial(self._stop, status)))
+        self._output.finish(partial(self._stop, status))
 
     def _stop(self, status: int) -> None:
         """End this process with a status, once the last messages and files are written."""
@@ -333,6 +333,7 @@ class Agent:
             own = index.shell_status(self._wait_status)
             self._tasks.run(partial(index.update_record, self._watcher.member.log, own, overwrite=False))
         self._tasks.finish(FINAL_TASKS_TIMEOUT_S)
+        self._lines.wait(FINAL_TASKS_TIMEOUT_S)
         if not self._watched.by_srun and say_goodbye():
             if self._connections.server is not None:
                 self._connections.server.await_peers(PEERS_TIMEOUT_S)

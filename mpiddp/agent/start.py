@@ -6,11 +6,11 @@ import ctypes
 import os
 import signal
 import socket
-import sys
 import time
 from posix import fork  # os.fork may be a debugger's own, which holds the new process
 
 from ..base.config import BLOCKED_EXIT_TIMEOUT_S, LaunchConfig
+from ..base.termination import flush_python
 from ..discovery import launchers, runtime, schedulers
 from ..ipc.channel import Channel
 from ..output.redirect import is_forwarded, open_closed_streams, redirect_streams
@@ -57,7 +57,7 @@ def fork_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None) ->
     began_s = time.monotonic()
     open_closed_streams()
     watched = describe_rank(config, started_by)
-    sys.stdout.flush()
+    flush_python()
     output_pipes = {stream: os.pipe() for stream in (1, 2)} if is_forwarded(config) else {}
     ours, its = socket.socketpair()
     crash_reading, crash_writing = os.pipe()

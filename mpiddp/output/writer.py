@@ -68,6 +68,12 @@ class WriterThread:
         else:
             self.submit(partial(self._loop.post, then))
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait until all that was submitted so far is written, or for the timeout."""
+        written = threading.Event()
+        self.submit(written.set)
+        written.wait(timeout_s)
+
     def _run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, THREAD_BLOCKED_SIGNALS)
         while True:
