@@ -37,7 +37,7 @@ from .base import timeline
 from .base.config import RESTART_VARIABLE, LaunchConfig
 from .base.errors import LaunchError, LocalLaunchError
 from .base.stderr import warn
-from .base.termination import abort, flush_and_wait, skip_exit_functions
+from .base.termination import abort, flush, flush_and_wait, skip_exit_functions
 from .bootstrap import site
 from .bootstrap.mpi_init import initialise_mpi
 from .bootstrap.prepare import bind_cores, collect_ready_facts, import_torch, set_torch_env
@@ -49,7 +49,7 @@ from .discovery import launchers, runtime
 from .discovery.host import collect_host_facts
 from .discovery.mpi import identify_library, needs_exit_functions
 from .failure import exception
-from .output.redirect import Output, choose_output_target, enable_line_buffering, is_relayed
+from .output.redirect import choose_output_target, enable_line_buffering
 from .runner import script, signals
 from .runner.exec import check_started_once
 from .runner.lifecycle import RunningJob, leave_job, prepare_stop, run_script, with_local_rank
@@ -102,7 +102,6 @@ def start(config: LaunchConfig) -> RunningJob:
     prepare_process(config)
     started_by = launchers.read_launch_facts(os.environ)
     agent = fork_rank(config, started_by)  # 1
-    output = Output(is_relayed(config))
     stop = prepare_stop(config, started_by)
     with refusing_early(agent), signals.signals_held() if stop else contextlib.nullcontext():
         check_started_once()
@@ -112,12 +111,14 @@ def start(config: LaunchConfig) -> RunningJob:
         membership = meet(MPI.COMM_WORLD, config, agent, stop)  # 3 to 7
     if not needs_exit_functions(os.environ):
         skip_exit_functions()
-    started = watch(membership, config, agent, output, stop, started_by)  # 8
+    started = watch(membership, config, agent, stop, started_by)  # 8
     assert started.termination
     with reporting(started.termination):
         if config.explain is None:
             enable_line_buffering()
-            started.termination.redirect_output(choose_output_target(membership, config))
+            if agent.is_forwarded:
+                flush()
+                agent.configure_output(*choose_output_target(membership, config))
         set_up_torch(started, config, agent)  # 9
         timeline.begin_stage("ready")
         if config.stage:
@@ -128,7 +129,7 @@ def start(config: LaunchConfig) -> RunningJob:
             from .reporting.map import print_start  # the other ranks need not load it
 
             print_start(membership.environment, membership.seats, config, os.path.dirname(membership.log.path),
-                        started.termination.terminal)
+                        agent.show_text)
     return started
 
 
@@ -181,14 +182,14 @@ def meet(
 
 
 def watch(
-    membership: Membership, config: LaunchConfig, agent: AgentClient, output: Output, stop: Stop | None,
+    membership: Membership, config: LaunchConfig, agent: AgentClient, stop: Stop | None,
     started_by: launchers.LaunchFacts | None,
 ) -> RunningJob:
     """Make this rank's agent join the others: from now on the ranks end together."""
     timeline.begin_stage("connecting agents")
     agent.report_stage("connecting agents")
     by_open_mpi = started_by is not None and started_by.launcher.library == OPEN_MPI
-    termination = Termination(agent, membership.identify(config), output, config, by_open_mpi)
+    termination = Termination(agent, membership.identify(config), config, by_open_mpi)
     termination.join_agents(membership.endpoint)
     write_trace = None
     if config.trace_file:

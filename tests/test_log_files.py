@@ -119,8 +119,6 @@ def test_a_second_attempt_goes_on_after_the_first(tmp_path: Path) -> None:
     """Also where another process writes at the same time."""
     path = tmp_path / "rank-00003.n07.log"
     plan = LogPlan(str(path))
-    written(plan, [])
-    assert path.read_text() == ""
     written(plan, [b"one\n", b"two"])
     killed = RankLog(plan, "rank 3 on n07")
     killed.write(b"three\n" * 25)
@@ -155,7 +153,7 @@ def test_the_stack_of_a_crash_begins_a_line(tmp_path: Path) -> None:
     path = tmp_path / "rank-00003.n07.log"
     log = RankLog(LogPlan(str(path)), "rank 3 on n07")
     log.write(b"seven\nno end")
-    log.write_stack("Fatal Python error")
+    log.write_text("Fatal Python error")
     log.close()
     assert path.read_text() == "seven\nno end\nFatal Python error\n"
 

@@ -22,8 +22,9 @@ from ..discovery.script import has_rank_words, has_should_stop
 from ..failure import exception
 from ..failure.root_cause import UNKNOWN_RANKS
 from ..systems.statuses import EXIT_REQUEUE
-from . import script, signals
+from . import script
 from .exec import hook_exec
+from .workers import protect_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,8 +66,7 @@ class RunningJob:
         """Print on the terminal an error that only this rank knows, and end the job on all ranks."""
         if self.termination is None:
             refuse_alone(error)
-        write_line(format_refusal(error), self.termination.terminal)
-        self.termination.refuse(error)
+        self.termination.refuse(error, format_refusal(error))
 
     def join_stop(self, begun: Stop | None = None) -> Stop:
         """Return the `Stop` on which all ranks agree; `begun` has noted signals already."""
@@ -189,7 +189,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     assert job.termination
     job.membership.groups.adopt_calls()
     hook_exec(functools.partial(leave_before_exec, job))
-    signals.protect_workers()
+    protect_workers()
     watch_training(job, config)
     try:
         timeline.begin_stage("script")
@@ -290,7 +290,6 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
         job.write_steps(config.error_file)
         timeline.begin_stage("exit")
         job.leave(job.status)
-        termination.output.finish()
     except BaseException as error:  # a signal's handler may raise here, too
         termination.fail_by_exception(error)
 
@@ -306,7 +305,6 @@ def leave_before_exec(job: RunningJob, call: str) -> None:
         return
     try:
         job.leave()
-        termination.output.finish()
     except BaseException as error:
         termination.fail_by_exception(error)
     if not job.has_left:  # the job ends
