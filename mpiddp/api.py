@@ -118,7 +118,7 @@ def destroy_process_group() -> None:
         if MPI.Is_finalized():  # nobody can be waited for
             job.give_up()
         else:
-            job.leave(exit_timeout_s=None)
+            job.leave_over_mpi(exit_timeout_s=None)
             job.restore()
         _end_watch()
         if _find_launched() is None:

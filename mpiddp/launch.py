@@ -1,8 +1,8 @@
-"""The program: from a process that MPI started to a running script, and out again. Start to read here.
+"""The program: from a process that a launcher started to a running script, and out again. Start to read here.
 
-`python -m mpiddp train.py` reads its options (cli.py) and calls launch() in each rank. A rank starts in nine steps:
+`python -m mpiddp train.py` reads its options (cli.py) and calls launch(). A rank starts in nine steps:
 
-    start()         1  fork the agent, the process that watches this rank: before MPI and torch are loaded
+    start()         1  fork the rank; this process stays as its parent, the agent (agent/), without MPI and torch
                     2  check that launcher and MPI library fit, and initialise MPI
       meet()        3  send what this host has to rank 0, which plans for all ranks, and receive this rank's plan
                     4  set variables, and bind this process to its cores
@@ -12,9 +12,10 @@
       watch()       8  connect the agents: from here on all ranks end together
     set_up_torch()  9  choose the GPU, and create the process group
 
-Then the script runs in this process (runner/lifecycle.py: run_script, leave_job). A start that fails before step 8 is
-refused: one rank prints a named reason, and every rank exits with status 3. Whatever fails later ends the job on all
-ranks, with a report of the rank that failed first (runner/termination.py).
+Then the script runs in the rank (runner/lifecycle.py: run_script), and Python's own exit ends it, with leave_job() as
+the last of the atexit functions. A start that fails before step 8 is refused: one rank prints a named reason, and every
+rank exits with status 3. Whatever fails later ends the job on all ranks, with a report of the rank that failed first
+(runner/termination.py, agent/coordinator.py); then all agents exit with the same status.
 
 A program with its own main() takes part by mpiddp.init_process_group() (api.py), which calls start_program(). It has no
 agent (runner/own_main.py).
@@ -26,12 +27,12 @@ import atexit
 import contextlib
 import functools
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from .agent.client import fork_agent
+from .agent.client import NoAgent
+from .agent.start import fork_rank
 from .base import timeline
 from .base.config import RESTART_VARIABLE, LaunchConfig
 from .base.errors import LaunchError, LocalLaunchError
@@ -51,8 +52,9 @@ from .failure import exception
 from .output.redirect import Output, choose_output_target, enable_line_buffering, is_relayed
 from .runner import script, signals
 from .runner.exec import check_started_once
-from .runner.lifecycle import RunningJob, leave_job, prepare_stop, run_script
+from .runner.lifecycle import RunningJob, leave_job, prepare_stop, run_script, with_local_rank
 from .runner.termination import Termination
+from .systems.mpi_libraries import OPEN_MPI
 from .systems.statuses import EXIT_CANNOT_START, EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
@@ -67,23 +69,10 @@ job: RunningJob | None = None  # which `launch` started in this process
 
 
 def launch(config: LaunchConfig, program: Program = run_script) -> int:
-    """Start this rank, run the script in it, or another program, and return the exit status.
-
-    The rank leaves the job after the script's threads and atexit functions. A script that fails ends the job on all
-    ranks. If another program runs ours, such as a profiler, it has work to do when we return: then the process ends by
-    Python's own exit.
-    """
-    frame = sys._getframe()
-    if script.is_run_by_python(frame):
-        return start_and_run(config, program)
-    keeper = script.ExitStatusKeeper(frame)
-    keeper.status = start_and_run(config._replace(python_exit=True), program)
-    return keeper.status
-
-
-def start_and_run(config: LaunchConfig, program: Program) -> int:
-    """Start this rank and run a program in it; end the process as `config` says."""
+    """Start this rank, run the script in it, or another program, and return the exit status."""
     global job
+    if not config.agent:
+        return run_without_agent(config)
     try:
         job = start(config)
     except LaunchError:  # it is printed
@@ -97,9 +86,11 @@ def start_and_run(config: LaunchConfig, program: Program) -> int:
 
             file = config.script.target if config.script and config.script.is_file else ""
             describe = functools.partial(job.membership.explain, file, config)
-            return print_explanation(describe, job.membership.environment, config.explain)
-        job.termination.watch_script(leave)
-        return program(job, config)
+            job.status = print_explanation(describe, job.membership.environment, config.explain)
+        else:
+            job.termination.watch_script(leave)
+            job.status = program(job, config)
+        return job.status
     except BaseException as error:
         job.failure = error
         raise
@@ -110,8 +101,8 @@ def start(config: LaunchConfig) -> RunningJob:
     timeline.begin_stage("agent")
     prepare_process(config)
     started_by = launchers.read_launch_facts(os.environ)
+    agent = fork_rank(config, started_by)  # 1
     output = Output(is_relayed(config))
-    agent = fork_agent(config, started_by)  # 1
     stop = prepare_stop(config, started_by)
     with refusing_early(agent), signals.signals_held() if stop else contextlib.nullcontext():
         check_started_once()
@@ -119,9 +110,9 @@ def start(config: LaunchConfig) -> RunningJob:
         signals.restore_dispositions()
     with refusing(MPI, agent):
         membership = meet(MPI.COMM_WORLD, config, agent, stop)  # 3 to 7
-    if not config.python_exit and not needs_exit_functions(os.environ):
+    if not needs_exit_functions(os.environ):
         skip_exit_functions()
-    started = watch(membership, config, agent, output, stop)  # 8
+    started = watch(membership, config, agent, output, stop, started_by)  # 8
     assert started.termination
     with reporting(started.termination):
         if config.explain is None:
@@ -142,7 +133,7 @@ def start(config: LaunchConfig) -> RunningJob:
 
 
 def prepare_process(config: LaunchConfig) -> None:
-    """Prepare this process for the script, as far as that precedes the fork of the agent."""
+    """Prepare this process for the script, as far as that precedes the fork of the rank."""
     if config.script is not None:
         script.set_path(config.script)
     runtime.drop_foreign_run_id(os.environ)
@@ -156,10 +147,10 @@ def meet(
 ) -> Membership:
     """Bring the ranks of a communicator together as a job, still without a process group. Collective.
 
-    The startup timeout counts from the fork of the agent, if there is one. `stop` knows when the job must stop.
+    The startup timeout counts from the fork of the rank, if it has an agent. `stop` knows when the job must stop.
     Raises LaunchError, the same on every rank, or LocalLaunchError.
     """
-    began_s = agent.start if agent else time.monotonic()
+    began_s = agent.began_s if agent else time.monotonic()
     rendezvous = Rendezvous(comm, config.startup_timeout_s, began_s)
     rank0 = BootstrapHost(rendezvous, config, agent)  # its methods run on rank 0 only
     timeline.begin_stage("facts")
@@ -190,14 +181,14 @@ def meet(
 
 
 def watch(
-    membership: Membership, config: LaunchConfig, agent: AgentClient, output: Output, stop: Stop | None
+    membership: Membership, config: LaunchConfig, agent: AgentClient, output: Output, stop: Stop | None,
+    started_by: launchers.LaunchFacts | None,
 ) -> RunningJob:
     """Make this rank's agent join the others: from now on the ranks end together."""
-    from mpi4py import MPI
-
     timeline.begin_stage("connecting agents")
     agent.report_stage("connecting agents")
-    termination = Termination(MPI, agent, membership.identify(config), output, config)
+    by_open_mpi = started_by is not None and started_by.launcher.library == OPEN_MPI
+    termination = Termination(agent, membership.identify(config), output, config, by_open_mpi)
     termination.join_agents(membership.endpoint)
     write_trace = None
     if config.trace_file:
@@ -236,12 +227,11 @@ def reporting(termination: Termination) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        termination.fail_by_exception(error)
-        termination.end_after_failure()
+        raise SystemExit(termination.fail_by_exception(error)) from None
 
 
 @contextlib.contextmanager
-def refusing(MPI: Any, agent: AgentClient) -> Iterator[None]:
+def refusing(MPI: Any, agent: AgentClient | NoAgent) -> Iterator[None]:
     """Run the start after MPI_Init in this block; if it fails, print the reason once, and end the job on all ranks."""
     try:
         yield
@@ -249,9 +239,9 @@ def refusing(MPI: Any, agent: AgentClient) -> Iterator[None]:
         agent.report_locally_handled()
         refuse_alone(error)
     except LaunchError as error:
+        agent.report_locally_handled()
         refuse(MPI.COMM_WORLD, error)
         MPI.Finalize()
-        agent.dismiss()
         raise
     except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
         agent.report_locally_handled()
@@ -261,6 +251,45 @@ def refusing(MPI: Any, agent: AgentClient) -> Iterator[None]:
         exception.print_exception(error)
         flush_and_wait()
         abort(MPI, exception.find_script_status(error))
+
+
+def run_without_agent(config: LaunchConfig) -> int:
+    """Run the script in this process, which has no agent (--no-agent), and return the exit status.
+
+    An exception passes through, so that a debugger sees it; then it ends the job by MPI_Abort.
+    """
+    assert config.script is not None
+    prepare_process(config)
+    started_by = launchers.read_launch_facts(os.environ)
+    agent, stop = NoAgent(), prepare_stop(config, started_by)
+    try:
+        with refusing_early(agent):
+            MPI = initialise_mpi(config, started_by, agent)
+        with refusing(MPI, agent):
+            started = RunningJob(meet(MPI.COMM_WORLD, config, stop=stop), stop=stop)
+            started.membership.use_device()
+            if config.init:
+                started.membership.create_group(config.group_timeout, started.refuse_alone)
+    except LaunchError:  # it is printed
+        return EXIT_CANNOT_START
+    signals.restore_dispositions()
+
+    def end() -> None:
+        """Leave the job as the last of the atexit functions, or abort it."""
+        if started.failure is not None and (status := exception.find_script_status(started.failure)):
+            flush_and_wait()
+            abort(MPI, status)
+        started.leave_over_mpi(config.exit_timeout_s)
+        MPI.Finalize()
+
+    atexit.register(end)
+    started.membership.groups.adopt_calls()
+    try:
+        script.run_main(with_local_rank(config.script, config.local_rank_option))
+    except BaseException as error:
+        started.failure = error
+        raise
+    return 0
 
 
 def start_program(comm: MPI.Comm, config: LaunchConfig) -> RunningJob:

@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 import psutil
 import pytest
+from mpiddp.agent.background import BackgroundTasks
 
 from mpiddp.agent import connections, process, watcher
-from mpiddp.agent.background import BackgroundTasks
 from mpiddp.agent.connections import CoordinatorChannel, send_hello, watch_rank_0
-from mpiddp.agent.coordinator_server import CODEC, CoordinatorServer
+from mpiddp.agent.coordinator_server import CoordinatorServer
 from mpiddp.agent.events import (
     CancelTimer,
     Due,
@@ -58,13 +58,13 @@ from mpiddp.base.stderr import write_line
 from mpiddp.failure.root_cause import RootCause
 from mpiddp.ipc import authentication
 from mpiddp.ipc.authentication import NONCE_BYTES, PROOF_BYTES, ClientHandshake, authenticate, connect
-from mpiddp.ipc.channel import Text, Unreadable, encode, listen
+from mpiddp.ipc.channel import Unreadable, encode, listen
 from mpiddp.ipc.event_loop import EventLoop
 from tests import processes
 from tests.cluster import Cluster
 from tests.messages import find, message
 from tests.support import MPIS, PROGRAMS, ROOT, TWO_NAMES, Mpi, check, mpiexec, need, noise, srun
-from tests.test_protocol import BRACKETS, NONSENSE, TOKEN, member, report
+from tests.test_protocol import BRACKETS, NONSENSE, TOKEN, frame, member, report
 
 pytestmark = pytest.mark.light
 
@@ -95,7 +95,7 @@ class Meeting:
         self.heard()  # that it is its own neighbour
         self.thread = threading.Thread(target=self.loop.run)
 
-    def heard(self) -> CoordinatorToAgent | Text | Unreadable:
+    def heard(self) -> CoordinatorToAgent | Unreadable:
         """Return the next message to rank 0's watcher."""
         event = self._heard.get(timeout=WAIT_S)
         assert isinstance(event, FromCoordinator)
@@ -154,7 +154,7 @@ def test_a_stranger_is_turned_away_and_the_ranks_go_on(
 
 
 def test_a_handshake_in_pieces_and_a_hello_behind_it(meeting: Meeting) -> None:
-    hello, challenge, shown = encode(Hello(1, "n0", 77, "0")) + b"\n", ClientHandshake(TOKEN), b""
+    hello, challenge, shown = encode(Hello(1, "n0", 77, "0")), ClientHandshake(TOKEN), b""
     with meeting.call(challenge.nonce[:5]) as one:
         time.sleep(0.1)
         one.sendall(challenge.nonce[5:])
@@ -254,7 +254,7 @@ def test_two_nodes_of_one_name_watch_their_own_processes(meeting: Meeting) -> No
     """So do two containers on a node: a process's number is another's there."""
     other = member(1)._replace(namespace="1 pid:[4026531836]")
     wire = dial(RegisterRank(other, "127.0.0.1", meeting.office.port, TOKEN))
-    heard: list[CoordinatorToAgent | Text | Unreadable] = []
+    heard: list[CoordinatorToAgent | Unreadable] = []
     while len(heard) < 2:
         heard += wire.receive(WAIT_S)
     assert heard == [Admitted(), WatchPeerProcess(1, os.getpid())]
@@ -357,7 +357,7 @@ def test_rank_0_is_missed_when_it_ends_and_not_when_its_agent_does() -> None:
 def test_a_agent_that_begins_with_something_else_is_turned_away(meeting: Meeting) -> None:
     with meeting.call(b"") as older:
         authenticate(older, TOKEN, WAIT_S)
-        older.sendall(b'{"rank": 1, "host": "n0", "pid": 77}\n')
+        older.sendall(frame(b'{"rank": 1, "host": "n0", "pid": 77}'))
         assert is_turned_away(older)
     meeting.join(1)
     assert meeting.heard() == WatchPeerProcess(1, os.getpid())
@@ -367,12 +367,10 @@ def test_a_agent_that_begins_with_something_else_is_turned_away(meeting: Meeting
 def test_a_peer_that_says_nonsense_is_heard_all_the_same(meeting: Meeting) -> None:
     wire = meeting.join(1)
     for nonsense in NONSENSE.values():
-        wire._socket.sendall(nonsense + b"\n")
-    wire._socket.sendall(BRACKETS)
+        wire._socket.sendall(frame(nonsense))
     wire.send(Failed(report(1)))
     assert wire.receive(WAIT_S) == [EndDecision(RootCause(report(1)), 1, abort=True)]
-    unreadable = [line for line in NONSENSE.values() if isinstance(CODEC.decode(line), Unreadable)]
-    assert [type(error) for error in meeting.excuses] == [ValueError] * len(unreadable) != []  # others are not for it
+    assert [type(error) for error in meeting.excuses] == [ValueError] * len(NONSENSE)
 
 
 def test_what_raises_again_and_again_is_dropped() -> None:
@@ -556,7 +554,7 @@ def test_a_running_agent_and_a_running_relay_have_neither_torch_nor_mpi(quick: M
         go.touch()
         check(job.result())
     assert sorted(title.partition(" on ")[0] for title in titles.values()) == [
-        f"mpiddp: {what} of rank {rank}" for what in ("output", "agent") for rank in (0, 1)]
+        f"mpiddp: {what} of rank {rank}" for what in ("agent", "output") for rank in (0, 1)]
     assert [(look.foreign, look.libraries) for look in ranks] == [({"torch", "mpi4py"}, {"torch", "mpi"})] * 2
     assert [(look.foreign, look.libraries) for look in looks] == [(set(), set())] * 4
     assert threads == [1] * 4

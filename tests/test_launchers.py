@@ -17,7 +17,7 @@ from mpiddp.discovery.gpus import Gpu
 from mpiddp.discovery.host import HostFacts
 from mpiddp.discovery.launchers import is_first_on_node, read_launch_facts
 from mpiddp.discovery.mpi import Library
-from mpiddp.discovery.runtime import find_slurm_step, is_abort_status_lost
+from mpiddp.discovery.runtime import find_slurm_step
 from mpiddp.planning import cores, gpus, problems
 from mpiddp.planning.compatibility import (
     check_compatibility,
@@ -253,12 +253,6 @@ def test_cray_mpich_is_told_of_cray_shasta_where_slurm_has_it() -> None:
     ("PALS cray", None)])
 def test_the_step_of_ranks_that_srun_has_started(kind: str, step: str | None) -> None:
     assert find_slurm_step(SET[kind], read_launch_facts(SET[kind])) == step
-
-
-def test_mpi_abort_loses_the_status_under_flux_and_slurms_pmi2_alone() -> None:
-    found = {kind for kind in SET if is_abort_status_lost(read_launch_facts(SET[kind]))}
-    assert found == {kind for kind in SET if kind.startswith("flux ") and kind not in ("flux off", "flux spectrum")} | {
-        "srun pmi2"}
 
 
 @pytest.mark.parametrize("outer", [FLUX_SIMPLE, FLUX_PMIX])

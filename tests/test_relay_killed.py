@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from mpiddp.ipc import authentication
-from mpiddp.output.upstream import FrameConnection, MessageKind
 from tests import processes
 from tests.messages import find, message
 from tests.support import (
@@ -79,25 +75,3 @@ def test_the_lines_of_other_ranks_are_shown_before_one_exits_with_120(mpi: Mpi) 
         processes.end_tree(job.pid)
     assert killed and job.returncode == 120, stderr
     assert re.findall(r"line (\d+)", stdout) == [str(number) for number in range(100)], stderr
-
-
-def test_a_relay_that_reads_nothing_for_a_while_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its terminal may be stopped with Ctrl-S, for longer than a node is given to answer: 2 s here."""
-    monkeypatch.setattr(authentication, "KEEPALIVE_INTERVAL_S", 1)
-    monkeypatch.setattr(authentication, "KEEPALIVE_PROBES", 1)
-    size = 2**24  # more than the kernels hold
-    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
-        sender = socket.create_connection(server.getsockname())
-        receiver, _ = server.accept()
-        with sender, receiver:
-            for connection in (sender, receiver):
-                authentication.enable_keepalive(connection, may_stall=True)
-            receiver.settimeout(DEADLINE_S)
-            sending = pool.submit(FrameConnection(sender).send, MessageKind.STDOUT, bytes(size))
-            time.sleep(4)
-            assert not sending.done()
-            while size > 0:
-                data = receiver.recv(2**20)
-                assert data
-                size -= len(data)
-            assert sending.result(DEADLINE_S)

@@ -157,7 +157,7 @@ def answer_as_job(connection: socket.socket, picture: str = "") -> None:
     while not response.is_authenticated:
         connection.sendall(response.feed(connection.recv(response.missing_bytes)))
     if connection.recv(1000):
-        connection.sendall(encode(SnapshotReply(picture)) + b"\n")
+        connection.sendall(encode(SnapshotReply(picture)))
 
 
 def test_which_of_several(state: dict[str, str]) -> None:
@@ -244,7 +244,7 @@ def test_who_has_the_port_of_a_dead_job_learns_nothing(quick: Mpi, state: dict[s
 
     def pretend(connection: socket.socket) -> None:
         heard.append(connection.recv(1000))
-        connection.sendall(b"x" * 48 + encode(SnapshotReply(HUGE)) + b"\n")
+        connection.sendall(b"x" * 48 + encode(SnapshotReply(HUGE)))
         while heard[-1]:
             heard.append(connection.recv(1000))
 

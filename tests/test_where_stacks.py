@@ -12,7 +12,7 @@ import pytest
 from mpiddp.base.text import format_ranges
 from mpiddp.failure import stack
 from mpiddp.failure.stack import Frame, FrameKind
-from mpiddp.ipc.channel import Codec, encode
+from mpiddp.ipc.channel import Codec, FrameReader, encode
 from mpiddp.where import __main__ as where_command
 from mpiddp.where.dumper import format_calls
 from mpiddp.where.outliers import build_snapshot, find_free_ranks
@@ -378,8 +378,8 @@ def test_thousands_of_ranks_are_merged_in_little_memory(count: int) -> None:
     assert most < 20e3 * count
 
 
-def read(line: bytes) -> Sample:
-    message = Codec(Sample).decode(line)
+def read(frame: bytes) -> Sample:
+    (message,) = FrameReader(Codec(Sample)).feed(frame)
     assert isinstance(message, Sample)
     return message
 

@@ -6,6 +6,7 @@ import contextlib
 import enum
 import os
 import resource
+import select
 import signal
 import socket
 import time
@@ -23,17 +24,17 @@ from ..base.version import __version__
 from ..failure.report import format_error_file, print_failure
 from ..failure.root_cause import Report, ReportKind, truncate_report
 from ..ipc.authentication import AuthListener, enable_keepalive
-from ..ipc.channel import Channel, Codec, Text, Unreadable, listen
+from ..ipc.channel import Channel, Codec, Unreadable, listen
 from ..ipc.event_loop import EventLoop
 from ..systems.statuses import EXIT_STALLED
 from ..where import progress
 from ..where.protocol import Sample, SnapshotReply, SnapshotRequest, ThreadsReply, ThreadsRequest
 from ..where.registry import JobEndpoint, find_job_number, remove_endpoint, remove_file, write_endpoint
 from . import events, protocol
-from .background import BackgroundTasks, run_detached
 from .coordinator import Coordinator, Running
 from .events import CoordinatorCommand
 from .process_cleanup import cancel_slurm_step
+from .tasks import Tasks
 
 if TYPE_CHECKING:
     from ..where.service import SnapshotService
@@ -61,7 +62,7 @@ class CoordinatorServer:
 
     def __init__(
         self, loop: EventLoop, request: protocol.StartCoordinator, watched: protocol.WatchedRank,
-        post: Callable[[events.WatcherEvent], None], began_s: float, tasks: BackgroundTasks,
+        post: Callable[[events.AgentEvent], None], began_s: float, tasks: Tasks,
     ) -> None:
         """Listen on the requested address and port; raise OSError if that is impossible.
 
@@ -82,10 +83,6 @@ class CoordinatorServer:
         self._channels: dict[int, PeerChannel] = {}
         self._last_link = OWN_LINK
 
-    def fileno(self) -> int:
-        """Return the listening descriptor."""
-        return self._listener.fileno()
-
     def register_own_rank(self, member: RankIdentity) -> None:
         """Admit this process's own rank, and make the job visible to `mpiddp.where`."""
         self.handle(events.OwnRankJoined(OWN_LINK, member))
@@ -94,7 +91,7 @@ class CoordinatorServer:
         self._endpoint = endpoint
         if RESTART_VARIABLE in os.environ and member.error_file:
             self._running_mark = f"{member.error_file}{RUNNING_SUFFIX}"
-            run_detached(lambda: os.close(open_for_writing(self._running_mark, keep=True)))
+            self._tasks.run(partial(make_file, self._running_mark))
         self._loop.set_timer("endpoint", events.WARMUP_DELAY_S, partial(self._warm_up, endpoint))
         if self._watched.stall_s:
             self._check_for_stall()
@@ -104,18 +101,7 @@ class CoordinatorServer:
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: imported again when needed
             self._snapshots()
             import_module("hmac")  # of ipc/authentication.py, if no other rank has connected
-        run_detached(partial(write_endpoint, endpoint))
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the coordinator still has something to do."""
-        return self._coordinator.has_unprinted_verdict
-
-    def finish_job(self) -> None:
-        """Report to all, mpiddp.supervise too, that the job is over in order: mpirun's status may hide a lost node."""
-        if self._running_mark:
-            run_detached(partial(remove_file, self._running_mark))
-        self.handle(events.OwnRankEnded(in_order=True))
+        self._tasks.run(partial(write_endpoint, endpoint))
 
     def close(self) -> None:
         """Give the others time to receive the last messages, and remove the endpoint file."""
@@ -125,13 +111,25 @@ class CoordinatorServer:
             time.sleep(0.01)
         self._loop.cancel_timers("endpoint")
         if self._endpoint:
-            run_detached(partial(remove_endpoint, self._endpoint))
+            self._tasks.run(partial(remove_endpoint, self._endpoint))
+
+    def await_peers(self, limit_s: float) -> None:
+        """Return when the other agents have ended, or at the limit."""
+        deadline = time.monotonic() + limit_s
+        waiting = select.poll()
+        for channel in self._channels.values():
+            waiting.register(channel, select.POLLRDHUP)
+        left = len(self._channels)
+        while left and (left_s := deadline - time.monotonic()) > 0:
+            for descriptor, _ in waiting.poll(1000 * left_s):
+                waiting.unregister(descriptor)
+                left -= 1
 
     def handle_own_message(self, message: protocol.AgentToCoordinator) -> None:
         """Handle a message of this process's own watcher."""
         self._on_message(OWN_LINK, message)
 
-    def _on_message(self, link: int, message: protocol.CoordinatorReceives | Text | Unreadable) -> None:
+    def _on_message(self, link: int, message: protocol.CoordinatorReceives | Unreadable) -> None:
         """Handle a message of a rank's agent."""
         match message:
             case SnapshotRequest():
@@ -149,7 +147,7 @@ class CoordinatorServer:
             case ThreadsRequest():
                 raise ValueError("unexpected ThreadsRequest from an agent")
             case _:
-                self._is_interrupted |= isinstance(message, protocol.Interrupted)
+                self._is_interrupted |= message == protocol.Signalled(signal.SIGINT)
                 self.handle(events.FromPeer(link, message))
 
     def handle(self, event: events.CoordinatorEvent) -> None:
@@ -169,10 +167,13 @@ class CoordinatorServer:
                 self._loop.set_timer(f"coordinator: {name}", after_s, partial(self.handle, events.Due(name)))
             case events.PrintLine(text):
                 write_line(text)
-            case events.PrintReason(verdict, member, after_s, error_file):
-                print_failure(verdict, member, after_s)
+            case events.PrintOwnReport(reason, after_s, error_file):
+                print_failure(reason, None, after_s)
                 if error_file:
-                    self._tasks.write(error_file, format_error_file(verdict, member, progress.step_count()))
+                    self._tasks.write(error_file, format_error_file(reason, None, progress.step_count()))
+            case CoordinatorCommand.NOTE_END_IN_ORDER:
+                if self._running_mark:
+                    self._tasks.run(partial(remove_file, self._running_mark))
             case CoordinatorCommand.CANCEL_STEP:
                 self._tasks.run(partial(cancel_slurm_step, self._watched.step))
             case CoordinatorCommand.TAKE_SNAPSHOT:
@@ -207,8 +208,9 @@ class CoordinatorServer:
         """Ask all agents where their ranks are, for a requester or a connection."""
         peers = self._coordinator.peers
         collector = self._snapshots().collector
-        links = {rank: peer.link for rank, peer in peers.by_rank.items() if peer.watched}
-        requests = collector.request(requester, links, {rank: peers.hosts[rank] for rank in peers.by_rank})
+        living = {rank: peer for rank, peer in peers.by_rank.items() if not peer.has_ended}
+        requests = collector.request(requester, {rank: peer.link for rank, peer in living.items()},
+                                     {rank: peer.host for rank, peer in living.items()})
         if requests:  # none is under way
             self._loop.set_timer("snapshot", SNAPSHOT_TIMEOUT_S, lambda: self._deliver(collector.finish()))
             self._deliver(requests)
@@ -222,7 +224,7 @@ class CoordinatorServer:
 
     def _report_snapshot(self) -> None:
         """Pass a snapshot to the coordinator, and print it if no rank reacts to a SIGINT."""
-        failed = {report.rank: report.where for report in self._coordinator.evidence.reports}
+        failed = {report.rank: report.where for report in self._coordinator.evidence.reports.all}
         snapshot = self._snapshots().observe(failed)
         self.handle(events.SnapshotTaken(snapshot))
         is_ignored = self._is_interrupted and isinstance(self._coordinator.phase, Running)
@@ -297,16 +299,20 @@ class CoordinatorServer:
     def _request_threads(self, link: int, request: ThreadsRequest) -> None:
         """Pass a request of `mpiddp.where` on to the rank's agent, or answer it if there is none."""
         peer = self._coordinator.peers.by_rank.get(request.rank)
-        if peer and peer.watched:
+        if peer and not peer.has_ended:
             self._send(peer.link, request._replace(asker=link))
         else:
-            reason = "is no longer watched: its agent was killed" if peer else "has ended"
-            self._send(link, ThreadsReply(request.rank, reason))
+            self._send(link, ThreadsReply(request.rank, "has ended"))
 
     def _close(self, link: int) -> None:
         channel = self._channels.pop(link)
         self._loop.unwatch(channel)
         channel.close()
+
+
+def make_file(path: str) -> None:
+    """Make a file, if it does not exist."""
+    os.close(open_for_writing(path, keep=True))
 
 
 def is_for_own_watcher(action: events.CoordinatorAction) -> bool:

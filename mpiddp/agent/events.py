@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..base.ranks import RankIdentity
 from ..failure.root_cause import JobActivity, Report, RootCause
-from ..ipc.channel import Text, Unreadable
-from ..output.protocol import RelaySocket
-from ..where.protocol import QuerySocket, SampleRequest, StackPipe, ThreadsRequest
+from ..ipc.channel import Unreadable
+from ..where.protocol import SampleRequest, ThreadsRequest
 from . import protocol
 
 if TYPE_CHECKING:
@@ -40,67 +39,72 @@ class Record:
         return f"{type(self).__name__}({fields})"
 
 
-RankRequest = (
-    protocol.ServeProbes | protocol.StartCoordinator | protocol.RegisterRank | StackPipe | QuerySocket | RelaySocket
-)
+RankRequest = protocol.MpiSocket | protocol.ServeProbes | protocol.StartCoordinator | protocol.RegisterRank
 
 WARMUP_DELAY_S = 1.0  # from a rank's registration until its agent loads what a snapshot needs: not during starts
 
-# Events
+# Events of an agent
 
 
 class FromRank(Record):
     """The rank has sent a message."""
 
-    message: protocol.RankToAgent | Text | Unreadable
+    message: protocol.RankToAgent | Unreadable
 
 
 class FromCoordinator(Record):
     """The coordinator has sent a message."""
 
-    message: protocol.CoordinatorToAgent | Text | Unreadable
+    message: protocol.CoordinatorToAgent | Unreadable
+
+
+class RankClosed(Record):
+    """The rank's connection is closed, but its process lives: it runs another program, or has closed all files."""
 
 
 class RankGone(Record):
-    """The rank's process has ended with this wait status (man 2 wait), None for an unknown one.
+    """The rank's process has ended with this wait status (man 2 wait).
 
-    `out_of_memory`: the kernel killed a process of its cgroup for lack of memory.
+    `out_of_memory`: the kernel killed a process of its cgroup for lack of memory. `stack` is what faulthandler wrote.
     """
 
-    status: int | None
+    status: int
     out_of_memory: bool = False
+    stack: str = ""
 
 
-class Rank0Lost(Record):
-    """Rank 0 and the coordinator have ended (`closed`), or their node is unreachable."""
-
-    closed: bool
+class DescendantsGone(Record):
+    """What the rank had started has ended."""
 
 
-class NoCoordinator(Record):
-    """The agent has no coordinator; `error` is why it could not be reached, empty if the job has none."""
+class Signalled(Record):
+    """A signal from outside has come; `unasked`: it waits for the script's first should_stop()."""
 
-    error: str = ""
+    number: int
+    unasked: bool = False
 
 
 class CoordinatorLost(Record):
-    """The connection to the coordinator is closed; rank 0 may still live, without its agent."""
+    """The coordinator could not be reached, or has ended: why, in words."""
+
+    error: str
 
 
 class StepDaemonGone(Record):
     """The rank's slurmstepd has ended."""
 
 
-class Observed(Record):
-    """Forwards a local observation to the coordinator."""
-
-    message: protocol.Observation
+class Printed(Record):
+    """The report is printed."""
 
 
 class Due(Record):
     """A timer is due."""
 
     timer: str
+
+
+# Events of the coordinator
 
 
 class PeerGreeted(Record):
@@ -114,7 +118,7 @@ class FromPeer(Record):
     """An agent has sent a message."""
 
     link: int
-    message: protocol.AgentToCoordinator | Text | Unreadable
+    message: protocol.AgentToCoordinator | Unreadable
 
 
 class PeerLost(Record):
@@ -138,7 +142,7 @@ class SnapshotTaken(Record):
 
 
 class EndRequested(Record):
-    """The job has to end, for the reason in `report`: no rank moves (--stall-abort), or a signal asks for it."""
+    """The job has to end, for the reason in `report`: no rank moves (--stall-abort)."""
 
     report: Report
 
@@ -149,19 +153,12 @@ class WaitForFinishedRank(Record):
     report: Report | None
 
 
-class OwnRankEnded(Record):
-    """Rank 0 has left the job `in_order`; or its process has ended, and its agent ends."""
-
-    in_order: bool
-
-
-WatcherEvent = (
-    FromRank | FromCoordinator | RankGone | Rank0Lost | NoCoordinator | CoordinatorLost | StepDaemonGone | Observed
-    | Due
+AgentEvent = (
+    FromRank | FromCoordinator | RankClosed | RankGone | DescendantsGone | Signalled | CoordinatorLost | StepDaemonGone
+    | Printed | Due
 )
 CoordinatorEvent = (
-    PeerGreeted | FromPeer | PeerLost | OwnRankJoined | OwnRankEnded | SnapshotTaken | EndRequested
-    | WaitForFinishedRank | Due
+    PeerGreeted | FromPeer | PeerLost | OwnRankJoined | SnapshotTaken | EndRequested | WaitForFinishedRank | Due
 )
 
 # Actions of both
@@ -186,23 +183,19 @@ class PrintLine(Record):
     text: str
 
 
-class PrintReason(Record):
-    """Print why the job failed, `after_s` after its start; `member` is None if only the verdict is known."""
+# Actions of an agent
 
-    verdict: RootCause
-    member: RankIdentity | None
+
+class PrintReport(Record):
+    """Print why the job ends, and post `Printed`; `after_s` counts from its start.
+
+    The rank has printed its traceback, `stack`, empty for none.
+    """
+
+    root_cause: RootCause
+    member: RankIdentity
     after_s: float
-    error_file: str
-
-
-# Actions of a watcher
-
-
-class WriteRecord(Record):
-    """Write a record of why the job failed to a file."""
-
-    error_file: str
-    record: str
+    stack: str
 
 
 class ToRank(Record):
@@ -218,7 +211,7 @@ class ToCoordinator(Record):
 
 
 class CarryOut(Record):
-    """Carry out what the rank requests: listen, connect, or take the descriptor that came with the message."""
+    """Carry out what the rank requests: hold a socket, listen, connect."""
 
     request: RankRequest
 
@@ -240,38 +233,32 @@ class ProbeHosts(Record):
     timeout_s: float
 
 
-class WatchProcess(Record):
-    """Post `PeerProcessEnded` as `Observed` when process `pid`, which is `rank`, ends."""
+class SignalRank(Record):
+    """Send the rank a signal."""
 
-    rank: int
-    pid: int
-
-
-class RecordChild(Record):
-    """Record a process that the rank has started."""
-
-    pid: int
+    number: int
 
 
-class SendCrashStack(Record):
-    """Send the relay the stack of the rank's crash for the log; empty if it has not crashed."""
+class KillGroup(Record):
+    """Kill a process group."""
 
-    text: str
+    group: int
 
 
-class WatcherCommand(enum.Enum):
-    """An action of a watcher that has no fields."""
+class Exit(Record):
+    """End the agent with this status."""
 
-    RECORD_DESCENDANTS = "record the rank's descendants, while it still lives as their parent"
-    SIGNAL_END = "make the rank read the `EndRank` that it was sent, even if it is stopped"
-    REQUEST_FLUSH = "make a thread of the rank flush the script's open files: the launcher may kill it at any moment"
-    REQUEST_TERMINATION = "send the rank SIGTERM if it handles that; otherwise SIGTERM would kill it"
-    TERMINATE = "send the rank SIGTERM"
-    KILL = "send the rank SIGKILL"
-    LEAVE_JOB = "report to the others that the rank leaves in order, and end this process"
-    END_OTHERS = "make all other agents end their ranks, if this process is the coordinator"
+    status: int
+
+
+class AgentCommand(enum.Enum):
+    """An action of an agent that has no fields."""
+
+    REQUEST_END = "make a thread of the rank flush the script's open files and end the rank"
+    END_RANK = "send the rank SIGTERM if its script handles that, else SIGKILL"
+    END_DESCENDANTS = "end what the rank has started, and post `DescendantsGone`"
     CANCEL_STEP = "cancel the Slurm step of the job's ranks, if there is one"
-    CLEAN_UP = "end the rank's descendants, then this process"
+    RECORD_SEGMENTS = "record the rank's shared memory of MPI"
 
 
 # Actions of the coordinator
@@ -283,6 +270,15 @@ class CoordinatorCommand(enum.Enum):
     TAKE_SNAPSHOT = "take a snapshot of where the ranks are, and post `SnapshotTaken`"
     CHECK_WAIT_FOR_FINISHED = "check whether ranks wait for one that has finished, and post `WaitForFinishedRank`"
     CANCEL_STEP = "cancel the Slurm step of the job's ranks, if there is one"
+    NOTE_END_IN_ORDER = "tell mpiddp.supervise that the job ends in order"
+
+
+class PrintOwnReport(Record):
+    """Print why the job ends, if no agent of a rank can; `after_s` counts from its start."""
+
+    root_cause: RootCause
+    after_s: float
+    error_file: str
 
 
 class ToPeer(Record):
@@ -298,9 +294,10 @@ class CloseConnection(Record):
     link: int
 
 
-RankAction = RecordChild | SendCrashStack | WatcherCommand
-WatcherAction = (
-    SetTimer | CancelTimer | PrintLine | PrintReason | WriteRecord | ToRank | ToCoordinator | CarryOut | ObserveRank
-    | ProbeHosts | WatchProcess | RankAction
+AgentAction = (
+    SetTimer | CancelTimer | PrintLine | PrintReport | ToRank | ToCoordinator | CarryOut | ObserveRank | ProbeHosts
+    | SignalRank | KillGroup | Exit | AgentCommand
 )
-CoordinatorAction = SetTimer | PrintLine | PrintReason | ToPeer | CloseConnection | CoordinatorCommand
+CoordinatorAction = (
+    SetTimer | PrintLine | PrintOwnReport | ToPeer | CloseConnection | CoordinatorCommand
+)

@@ -1,4 +1,4 @@
-"""The agent process: passes events to its logic, and carries out the actions.
+"""The agent: passes events to its logic, and carries out the actions.
 
 It loads neither MPI nor torch, and sleeps while the rank works. An error in one action or event is printed, and the
 agent continues.
@@ -7,115 +7,138 @@ agent continues.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import select
 import signal
-import socket
 import time
 from collections import deque
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from ..base.errors import assert_never
 from ..base.stderr import write_line
 from ..base.text import fold_hosts, truncate_middle
 from ..discovery.process import WatchedProcess
 from ..failure.report import format_error_file, print_failure
-from ..ipc.channel import Channel, Codec
 from ..ipc.event_loop import EventLoop
-from ..ipc.helper_process import END_SIGNAL, redirect_to_devnull, set_process_title
 from ..output import index
-from ..output.protocol import AgentToRelay, CrashStack, Flush, Flushed, RelaySocket, RelayToAgent
 from ..where import progress
-from ..where.protocol import (
-    FLUSH,
-    TRACER,
-    TRACER_END,
-    InspectFds,
-    QuerySocket,
-    SampleRequest,
-    StackPipe,
-    ThreadsRequest,
-)
+from ..where.protocol import END, InspectFds, SampleRequest, ThreadsRequest
 from . import events, protocol
-from .background import TASK_TIMEOUT_S, BackgroundTasks, NonblockingStderr, run_detached
-from .connections import RANK_CODEC, Connections, RankChannel
-from .events import WatcherCommand
-from .process_cleanup import ProcessCleanup, cancel_slurm_step, unmap_inherited
-from .startup_timeout import REPORTS_SPREAD_S
-from .watcher import Over, Watcher
+from .connections import RANK_CODEC as RANK_CODEC
+from .connections import Connections, RankChannel
+from .events import AgentCommand
+from .process_cleanup import (
+    Segment,
+    cancel_slurm_step,
+    end_descendants,
+    kill_group,
+    mapped_segments,
+    remove_unmapped,
+)
+from .tasks import Tasks
+from .timeouts import DESCENDANTS_TIMEOUT_S, FINAL_TASKS_TIMEOUT_S, TASK_TIMEOUT_S
+from .watcher import Watcher
 
 if TYPE_CHECKING:
     from ..where.sampler import ProcessSampler
 
-RelayChannel = Channel[AgentToRelay, RelayToAgent]
-RELAY_CODEC: Codec[RelayToAgent] = Codec(RelayToAgent)
+PR_SET_CHILD_SUBREAPER = 36  # (linux/prctl.h)
+# Those by which users, launchers and schedulers stop or ask a job.
+OUTSIDE_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+                   signal.SIGALRM, signal.SIGXCPU)
+PMI_TIMEOUT_S = 0.5  # for mpiexec to answer
+PEERS_TIMEOUT_S = 1.0  # for the other agents to end
+MAX_CRASH_BYTES = 2**20  # that faulthandler may write
 
-ERROR_EXIT_DELAY_S = 5.0  # for the agent to come to its end after an error
-IDLE_CHECK_INTERVAL_S = 0.05  # between checks whether this process is still needed
-RELAY_FLUSH_TIMEOUT_S = 0.35  # the coordinator waits half a second for the report
-PROCESS_CHECK_INTERVAL_S = 1.0  # for a process that the kernel does not watch for us
+
+class RankProcess(NamedTuple):
+    """The rank of this agent: its process, and this agent's ends of the connections that were made before the fork."""
+
+    pid: int
+    channel: RankChannel
+    crash_pipe: int  # from faulthandler
+    inspect_fds: InspectFds
 
 
-def watch(sock: socket.socket, signals: socket.socket, pid: int, watched: protocol.WatchedRank, began_s: float) -> None:
-    """Run as the agent of process `pid` until that has ended; `signals` has the number of each signal that it gets.
-
-    `sock` is the connection to the rank. `began_s` is when the rank's watch began, on time.monotonic()'s clock.
-    """
-    redirect_to_devnull(0, 1)
-    NonblockingStderr().install()
-    unmap_inherited()
-    rank = RankChannel(sock, RANK_CODEC)
-    try:
-        process = WatchedProcess(pid)
-    except ProcessLookupError:  # it has ended already
-        if not is_handled_by(rank):
-            write_line(f"mpiddp: {watched.name} exited immediately after starting; see the launcher's output for the "
-                       "reason")
-            time.sleep(REPORTS_SPREAD_S)
-            run_detached(partial(cancel_slurm_step, watched.step))
-        return
-    Agent(rank, signals, process, watched, began_s).loop.run()
+def run_agent(rank: RankProcess, watched: protocol.WatchedRank, began_s: float) -> NoReturn:
+    """Be the agent of a rank, which began at `began_s` of time.monotonic(), until both have ended."""
+    agent = Agent(rank, watched, began_s)
+    agent.loop.run()
+    os._exit(agent.status)
 
 
 class Agent:
     """Connects the logic of a watcher with the rank's process, the connections and the clock."""
 
-    def __init__(
-        self, rank: RankChannel, signals: socket.socket, process: WatchedProcess, watched: protocol.WatchedRank,
-        began_s: float,
-    ) -> None:
+    def __init__(self, rank: RankProcess, watched: protocol.WatchedRank, began_s: float) -> None:
         self.loop = EventLoop(self.report_error)
-        self._rank, self._watched, self._process = rank, watched, process
+        self.status = 1
+        self._rank, self._watched = rank, watched
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._signals = self._receive_signals()
+        self._process = WatchedProcess(rank.pid)
         self._watcher = Watcher(watched, began_s)
-        self._tasks = BackgroundTasks(self.loop)
-        self._connections = Connections(
-            self.loop, rank, signals, watched, self.post, self._check_process, began_s, self._tasks)
-        self._cleanup = ProcessCleanup(process.pid)
-        self._inspect_fds = InspectFds()
+        self._tasks = Tasks(self.loop)
+        self._connections = Connections(self.loop, rank.channel, watched, self.post, began_s, self._tasks)
+        self._segments: set[Segment] = set()
         self._sampler: ProcessSampler | None = None
         self._wait_status: int | None = None
-        self._relay: RelayChannel | None = None
-        self._events: deque[events.WatcherEvent] = deque()
+        self._events: deque[events.AgentEvent] = deque()
         self._reported_errors: set[str] = set()
-        if process.ended >= 0:  # after the rank's connection: its messages come first
-            self.loop.watch(process.ended, self._check_process)
         if watched.step_daemon:
             self.loop.watch_process(watched.step_daemon, lambda: self.post(events.StepDaemonGone()))
         self._carry_out(self._watcher.take_actions())
+        self._reap()  # it may have ended before its SIGCHLD could come
+
+    def _receive_signals(self) -> int:
+        """Receive signals from now on, and return the descriptor on which their numbers come."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, *OUTSIDE_SIGNALS):
+            signal.signal(number, ignore)
+        self.loop.watch(reading, self._read_signals)
+        return reading
+
+    def _read_signals(self) -> None:
+        numbers = os.read(self._signals, 4096)
+        for number in filter(OUTSIDE_SIGNALS.__contains__, dict.fromkeys(numbers)):
+            self.post(events.Signalled(number, bool(progress.find_unasked_signal([number]))))
+        if signal.SIGCHLD in numbers:
+            self._reap()
+
+    def _reap(self) -> None:
+        """Take the status of each child that has ended: of the rank, and of what has lost its parent."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid == self._rank.pid:
+                    self._wait_status = status
+                    self._connections.read_rest()
+                    self.post(events.RankGone(status, self._process.was_out_of_memory(), self._read_crash()))
+
+    def _read_crash(self) -> str:
+        """Return what faulthandler has written."""
+        os.set_blocking(self._rank.crash_pipe, False)
+        with contextlib.suppress(OSError):
+            return os.read(self._rank.crash_pipe, MAX_CRASH_BYTES).decode(errors="replace")
+        return ""
 
     def report_error(self, error: Exception) -> None:
-        """Print an error of the agent itself, once; if the rank has ended, end soon, even after this error."""
+        """Print an error of the agent itself, once."""
         text = f"{type(error).__name__}: {error}"
         line = f"mpiddp: error in the agent of {self._watched.name}: {truncate_middle(text)} ({location_of(error)})"
         if line not in self._reported_errors:
             self._reported_errors.add(line)
             write_line(line)
-        is_over = self._watcher.gone or isinstance(self._watcher.phase, Over)
-        if is_over and not self.loop.has_timer("exit"):
-            self.loop.set_timer("exit", ERROR_EXIT_DELAY_S, self.loop.stop)
 
-    def post(self, event: events.WatcherEvent) -> None:
+    def post(self, event: events.AgentEvent) -> None:
         """Pass an event to the logic and carry out the actions; events that come meanwhile are queued."""
         self._events.append(event)
         if len(self._events) == 1:
@@ -123,7 +146,7 @@ class Agent:
                 self.loop.call_safely(partial(self._handle, self._events[0]))
                 self._events.popleft()
 
-    def _handle(self, event: events.WatcherEvent) -> None:
+    def _handle(self, event: events.AgentEvent) -> None:
         try:
             actions = self._watcher.handle(event, time.monotonic())
         except Exception as error:
@@ -131,11 +154,11 @@ class Agent:
             actions = self._watcher.take_actions()
         self._carry_out(actions)
 
-    def _carry_out(self, actions: list[events.WatcherAction]) -> None:
+    def _carry_out(self, actions: list[events.AgentAction]) -> None:
         for action in actions:
             self.loop.call_safely(partial(self._do, action))
 
-    def _do(self, action: events.WatcherAction) -> None:
+    def _do(self, action: events.AgentAction) -> None:
         """Carry out one action."""
         match action:
             case events.SetTimer(name, after_s):
@@ -144,148 +167,105 @@ class Agent:
                 self.loop.cancel_timers(name)
             case events.PrintLine(text):
                 write_line(text)
-            case events.PrintReason(verdict, member, after_s, error_file):
-                self._flush_relay()
-                print_failure(verdict, member, after_s)
-                if error_file:
-                    self._tasks.write(error_file, format_error_file(verdict, member, progress.step_count()))
-                if member is not None:
-                    self._tasks.run(partial(index.update_record, member.log, is_first=True))
-            case events.WriteRecord(error_file, text):
-                self._tasks.write(error_file, text)
+            case events.PrintReport():
+                self._print_report(action)
             case events.ProbeHosts(line, timeout_s):
                 self._probe_hosts(line, timeout_s)
             case events.ToRank(message):
-                self._rank.send(message)
+                self._rank.channel.send(message)
             case events.ToCoordinator(report):
                 self._connections.send_to_coordinator(report)
             case events.CarryOut(rank_request):
                 self._carry_out_request(rank_request)
             case events.ObserveRank(request, ended):
                 self._observe_rank(request, ended)
-            case events.WatchProcess(rank, pid):
-                process_ended = events.Observed(protocol.PeerProcessEnded(rank))
-                self.loop.watch_process(pid, lambda: self.post(process_ended))
-            case _:
-                self._do_to_rank(action)
-
-    def _do_to_rank(self, action: events.RankAction) -> None:
-        """Carry out an action on the rank's process, or on those that it started."""
-        match action:
-            case events.RecordChild(pid):
-                self._cleanup.record_child(pid)
-            case WatcherCommand.RECORD_DESCENDANTS:
-                self._cleanup.record_descendants()
-            case events.SendCrashStack(text):
-                if self._relay is not None:
-                    self._relay.send(CrashStack(text))
-            case WatcherCommand.SIGNAL_END:
-                self._send_signal(END_SIGNAL)
-                if self._process.is_stopped():
-                    self._send_signal(signal.SIGCONT)
-            case WatcherCommand.REQUEST_FLUSH:
-                with contextlib.suppress(OSError):
-                    os.write(self._sampler.socket if self._sampler else self._inspect_fds.socket, FLUSH)
-            case WatcherCommand.REQUEST_TERMINATION:
-                if self._process.has_handler(signal.SIGTERM):
-                    self._send_signal(signal.SIGTERM)
-            case WatcherCommand.TERMINATE:
-                self._cleanup.record_segments()
-                self._send_signal(signal.SIGTERM)
-            case WatcherCommand.KILL:
-                self._cleanup.record_segments()
-                self._send_signal(signal.SIGKILL if self._process.pid != 1 else protocol.KILL_SIGNAL)
-            case WatcherCommand.LEAVE_JOB:
-                self._connections.leave_job()
-                self._end_when_idle()
-            case WatcherCommand.END_OTHERS:
-                if self._connections.server is not None:
-                    self._connections.server.handle(events.OwnRankEnded(in_order=False))
-            case WatcherCommand.CANCEL_STEP:
-                self._tasks.run(partial(cancel_slurm_step, self._watched.step))
-            case WatcherCommand.CLEAN_UP:
-                self._clean_up()
+            case events.SignalRank(number):
+                self._signal_rank(number)
+            case events.KillGroup(group):
+                kill_group(group)
+            case events.Exit(status):
+                self._end(status)
+            case AgentCommand():
+                self._command(action)
             case _:
                 assert_never(action)
 
+    def _command(self, command: AgentCommand) -> None:
+        match command:
+            case AgentCommand.REQUEST_END:
+                with contextlib.suppress(OSError):
+                    os.write(self._rank.inspect_fds.socket, END)
+            case AgentCommand.END_RANK:
+                handles = self._process.has_handler(signal.SIGTERM) and not progress.is_noted(signal.SIGTERM)
+                self._signal_rank(signal.SIGTERM if handles else signal.SIGKILL)
+            case AgentCommand.END_DESCENDANTS:
+                self._tasks.run(self._clean_up, lambda _: self.post(events.DescendantsGone()), "late",
+                                DESCENDANTS_TIMEOUT_S + TASK_TIMEOUT_S, is_required=False)
+            case AgentCommand.CANCEL_STEP:
+                self._tasks.run(partial(cancel_slurm_step, self._watched.step))
+            case AgentCommand.RECORD_SEGMENTS:
+                self._segments |= mapped_segments(self._rank.pid)
+            case _:
+                assert_never(command)
+
+    def _clean_up(self) -> str:
+        end_descendants(self._rank.pid)
+        remove_unmapped(self._segments)
+        return "done"
+
+    def _signal_rank(self, number: int) -> None:
+        if self._wait_status is None:  # else its number may be another process's
+            os.kill(self._rank.pid, number)
+            if number in (signal.SIGTERM, signal.SIGKILL):
+                os.kill(self._rank.pid, signal.SIGCONT)
+
+    def _print_report(self, report: events.PrintReport) -> None:
+        member, reason = report.member, report.root_cause
+        print_failure(reason, member, report.after_s)
+        if member.error_file:
+            record = format_error_file(reason, member, progress.step_count(), report.stack)
+            self._tasks.write(member.error_file, record)
+        self._tasks.run(partial(index.update_record, member.log, is_first=True))
+        self.post(events.Printed())
+
     def _carry_out_request(self, request: events.RankRequest) -> None:
         match request:
+            case protocol.MpiSocket():
+                self._connections.hold_socket()
             case protocol.ServeProbes():
                 self._connections.serve_probes(request)
             case protocol.StartCoordinator():
                 self._connections.start_coordinator(request)
             case protocol.RegisterRank():
-                self._cleanup.record_segments()
                 self._connections.connect_to_coordinator(request)
                 self.loop.set_timer("warm up", events.WARMUP_DELAY_S, self._warm_up)
-            case RelaySocket():
-                self._relay = RelayChannel(socket.socket(fileno=self._rank.take_descriptor()), RELAY_CODEC)
-            case StackPipe() | QuerySocket():
-                self._inspect_fds = self._inspect_fds.with_end(request, self._rank.take_descriptor())
-                self._sampler = None
-                if isinstance(request, QuerySocket):
-                    with contextlib.suppress(OSError):
-                        os.write(self._inspect_fds.socket, b"%b%d%b" % (TRACER, os.getpid(), TRACER_END))
             case _:
                 assert_never(request)
 
-    def _flush_relay(self) -> None:
-        """Wait briefly until folded output has been shown: the report comes after it."""
-        deadline = time.monotonic() + RELAY_FLUSH_TIMEOUT_S
-        with contextlib.suppress(EOFError, OSError):
-            if self._relay is not None and self._relay.send(Flush()):
-                while Flushed() not in self._relay.receive(max(0.001, deadline - time.monotonic())):
-                    pass
-
     def _warm_up(self) -> None:
-        """Set the title, and import now what a sample needs: a later import could hang on a dead file system."""
-        self._cleanup.record_segments()
-        set_process_title(f"mpiddp: agent of {self._watched.name}")
+        """Import now what a sample needs: a later import could hang on a dead file system."""
+        self._segments |= mapped_segments(self._rank.pid)
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: imported again when needed
             import_module("mpiddp.where.sampler")
 
     def _observe_rank(self, request: protocol.QueryStopped | SampleRequest | ThreadsRequest, ended: bool) -> None:
+        send = self._connections.send_to_coordinator
         match request:
             case protocol.QueryStopped():
-                self._connections.send_to_coordinator(protocol.StoppedStatus(self._process.is_stopped()))
+                send(protocol.StoppedStatus(self._process.is_stopped()))
             case SampleRequest():
                 if self._sampler is None:
                     from ..where.sampler import ProcessSampler  # not while the rank starts
 
-                    # The second descriptor may be on its way.
-                    inspect_fds = self._inspect_fds if self._inspect_fds.socket >= 0 else InspectFds()
                     port = self._watcher.member.store_port if self._watcher.member else 0
-                    self._sampler = ProcessSampler(self.loop, self._process.pid, inspect_fds, port,
-                                            lambda sample: self.post(events.Observed(sample)))
+                    self._sampler = ProcessSampler(self.loop, self._rank.pid, self._rank.inspect_fds, port, send)
                 self._sampler.sample(request, ended)
             case ThreadsRequest():
                 from ..where.sampler import inspect_threads
 
-                inspect_threads(self.loop, self._process.pid, request,
-                                lambda reply: self.post(events.Observed(reply)))
+                inspect_threads(self.loop, self._rank.pid, request, send)
             case _:
                 assert_never(request)
-
-    def _check_process(self) -> None:
-        """Post RankGone if the process has ended; after an exec only its connection is closed."""
-        if self._watcher.gone:
-            return
-        try:
-            status = self._process.wait_status()
-        except ProcessLookupError:
-            self._on_process_end(None)
-            return
-        if status is not None:
-            self._on_process_end(status)
-        elif self._process.ended < 0:
-            self.loop.set_timer("check process", PROCESS_CHECK_INTERVAL_S, self._check_process)
-
-    def _on_process_end(self, status: int | None) -> None:
-        self.loop.cancel_timers("check process", "warm up")
-        if self._process.ended >= 0:
-            self.loop.unwatch(self._process.ended)
-        self._wait_status = status
-        self.post(events.RankGone(status, self._process.was_out_of_memory()))
 
     def _probe_hosts(self, line: str, timeout_s: float) -> None:
         def probe() -> str:
@@ -296,36 +276,46 @@ class Agent:
 
         self._tasks.run(probe, write_line, late=line, timeout_s=timeout_s + TASK_TIMEOUT_S, is_required=False)
 
-    def _send_signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process.pid, number)
-
-    def _clean_up(self) -> None:
-        """Write how the rank has ended to the logs' index, end its descendants, and then this process."""
-        member = self._watcher.member
-        if member is not None:
-            status = index.shell_status(self._wait_status)
-            self._tasks.run(partial(index.update_record, member.log, status, overwrite=False))
-        self._tasks.run(partial(self._cleanup.run, member))
-        self._end_when_idle()
-
-    def _end_when_idle(self) -> None:
-        """End this process when no task or other agent needs it."""
-        server = self._connections.server
-        serves_others = server is not None and server.is_busy
-        if not serves_others and not self._tasks.may_print:
-            with contextlib.suppress(OSError):  # no descriptor is left
-                redirect_to_devnull(2)  # a launcher waits until nobody holds it
-        if serves_others or self._tasks.is_busy:
-            self.loop.set_timer("idle", IDLE_CHECK_INTERVAL_S, self._end_when_idle)
-        else:
-            if server is not None:
-                server.close()
-            self.loop.stop()
+    def _end(self, status: int) -> None:
+        """End this process with a status, once the last messages and files are written."""
+        self.status = status
+        if self._connections.server is not None:
+            self._connections.server.close()
+        if self._watcher.member is not None and self._watcher.member.log.ranks_file:
+            own = index.shell_status(self._wait_status)
+            self._tasks.run(partial(index.update_record, self._watcher.member.log, own, overwrite=False))
+        self._tasks.finish(FINAL_TASKS_TIMEOUT_S)
+        if not self._watched.by_srun and say_goodbye():
+            if self._connections.server is not None:
+                self._connections.server.await_peers(PEERS_TIMEOUT_S)
+            elif self._connections.is_over:
+                self.status = 0
+        self.loop.stop()
 
 
-def location_of(error: Exception) -> str:
-    """Return the innermost line of an exception's traceback, without imports: no file descriptor may be left."""
+def say_goodbye() -> bool:
+    """Finalise PMI for the rank, if the launcher speaks PMI-1's wire protocol, as Hydra does; return whether it does.
+
+    Else mpiexec kills the other agents as soon as this one ends, before they can end with the job's status, and returns
+    another one. Even so it may kill those of other nodes when one ends with a status: so the coordinator alone has it,
+    and ends last.
+    """
+    connection = os.environ.get("PMI_FD", "")
+    if not connection.isdecimal():
+        return False
+    with contextlib.suppress(OSError):  # the rank has finalised it
+        os.write(int(connection), b"cmd=finalize\n")
+        if select.select([int(connection)], [], [], PMI_TIMEOUT_S)[0]:
+            os.read(int(connection), 1000)  # the answer: Intel's mpiexec fails if nobody reads it
+    return True
+
+
+def ignore(*_: object) -> None:
+    """Handle a signal by doing nothing: its number comes through the wake-up descriptor."""
+
+
+def location_of(error: BaseException) -> str:
+    """Return the innermost line of an error's traceback, without imports: no descriptor may be left."""
     traceback = error.__traceback__
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
@@ -333,11 +323,3 @@ def location_of(error: Exception) -> str:
         return "unknown line"
     code = traceback.tb_frame.f_code
     return f"{code.co_filename}:{traceback.tb_lineno} {code.co_name}"
-
-
-def is_handled_by(rank: RankChannel) -> bool:
-    """Return whether a rank that has ended had reported that it prints the reason itself, or had left."""
-    try:
-        return any(isinstance(message, (protocol.LocallyHandled, protocol.Leave)) for message in rank.receive())
-    except (EOFError, OSError):
-        return False

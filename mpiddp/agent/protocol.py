@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from typing import NamedTuple
 
 from ..base.config import BLOCKED_EXIT_TIMEOUT_S
 from ..base.ranks import RankIdentity
 from ..failure.root_cause import Report, RootCause
-from ..output.protocol import RelaySocket
 from ..where.protocol import (
     AskerToCoordinator,
     CoordinatorToAsker,
-    QuerySocket,
     Sample,
     SampleRequest,
     SnapshotRequest,
-    StackPipe,
     ThreadsReply,
     ThreadsRequest,
 )
 
-KILL_SIGNAL = signal.SIGRTMAX - 1  # ends a rank that is the first process of its container, as no SIGKILL inside does
-LAUNCHER_KILL_TIMEOUT_S = 2.0  # for the launcher to end a job that has lost a rank
-FINAL_EXIT_TIMEOUT_S = 2.0  # after the grace: for a rank to exit by itself, or to end the job
-
 
 class WatchedRank(NamedTuple):
-    """The rank that an agent watches, handed over when that is forked.
+    """The rank of an agent, as known before the fork.
 
     Printed lines call it `name`. The agent of the rank that is `first_on_node` prints what concerns the whole node.
     `step` is the Slurm step of the job's ranks, None if there is none; it is cancelled if nothing else ends them.
     `hosts` returns the hosts to probe while the rank waits in MPI_Init, none on most ranks. `by_srun`: srun itself
     started the rank. Its start may take `timeout_s`. `step_daemon` is the process id of the rank's slurmstepd, 0 for
-    none. If no rank has moved for `stall_s`, the coordinator prints that, and ends the job if `stall_abort`; 0 for
-    never. It ends a job in which ranks have waited `exit_timeout_s` for a rank that has finished its script.
+    none. The agent forwards signals to a rank that `has_own_group`: the launcher does not reach it. It kills the rank
+    `kill_delay_s` after a SIGTERM, shortly before the launcher kills the agent; 0 for never. If no rank has moved for
+    `stall_s`, the coordinator prints that, and ends the job if `stall_abort`; 0 for never. It ends a job in which ranks
+    have waited `blocked_timeout_s` in vain for a rank that has finished its script, and after `exit_timeout_s` any job
+    in which a rank has finished and others have not; 0 for never.
     """
 
     name: str
@@ -45,9 +40,12 @@ class WatchedRank(NamedTuple):
     by_srun: bool
     timeout_s: float
     step_daemon: int = 0
+    has_own_group: bool = False
+    kill_delay_s: float = 0.0
     stall_s: float = 0.0
     stall_abort: bool = False
-    exit_timeout_s: float = BLOCKED_EXIT_TIMEOUT_S
+    blocked_timeout_s: float = BLOCKED_EXIT_TIMEOUT_S
+    exit_timeout_s: float = 0.0
 
 
 # A rank to its agent
@@ -57,6 +55,13 @@ class Stage(NamedTuple):
     """A stage begins; the script has no name, and no deadline either."""
 
     name: str
+
+
+class MpiSocket(NamedTuple):
+    """Carries a duplicate of a socket by which MPI knows the rank.
+
+    Slurm's PMIx cancels the step when it closes: so that happens when the agent ends.
+    """
 
 
 class ServeProbes(NamedTuple):
@@ -82,7 +87,7 @@ class StartCoordinator(NamedTuple):
 
 
 class RegisterRank(NamedTuple):
-    """Watch the rank as this member of the job, whose coordinator listens on `address` and `port`, 0 for no port."""
+    """The rank is this member of the job, whose coordinator listens on `address` and `port`."""
 
     member: RankIdentity
     address: str
@@ -90,115 +95,104 @@ class RegisterRank(NamedTuple):
     token: str
 
 
-class ChildStarted(NamedTuple):
-    """The script has started the process `pid`, by a fork or as a program."""
-
-    pid: int
-
-
 class LocallyHandled(NamedTuple):
     """The rank knows why it ends, and prints the reason itself."""
+
+
+class StackPrinted(NamedTuple):
+    """The answer to `PrintStack`: the traceback that is printed."""
+
+    stack: str
+
+
+class ReadyToAbort(NamedTuple):
+    """The rank, which has failed, has cleaned up; it can end the job by MPI_Abort, and waits for `Abort`."""
+
+
+class Leave(NamedTuple):
+    """The rank has left MPI and the job in order, and ends now with this status."""
+
+    status: int
 
 
 # A rank to its agent, which passes it on to the coordinator
 
 
 class Failed(NamedTuple):
-    """A rank ends for a reason; `gone`: its process has ended already."""
+    """A rank ends for a reason."""
 
     report: Report
-    gone: bool = False
-
-
-class ReasonPrinted(NamedTuple):
-    """The reason for the job's end is printed, so the other ranks may be ended; if not `done`, it is being printed.
-
-    `record` is what the rank's agent writes to --error-file, empty for nothing.
-    """
-
-    done: bool = True
-    record: str = ""
-
-
-class CleanupDone(NamedTuple):
-    """The rank, which has failed, has nothing more to do."""
 
 
 class ScriptEnded(NamedTuple):
-    """The rank's script has finished.
+    """The rank's script has finished; it has made `calls` of should_stop().
 
-    `exit_report` is used if other ranks still needed this one and it raised SystemExit with an unknown status.
+    `vanished`: its process has ended, or runs another program, and cannot leave MPI together with the others.
     """
 
-    exit_report: Report | None = None
-
-
-class QueryUnfinished(NamedTuple):
-    """Ask which ranks' scripts have not finished."""
-
-
-class Leave(NamedTuple):
-    """The rank leaves the job in order."""
+    calls: int = 0
+    vanished: bool = False
 
 
 # An agent to its rank
 
 
-class CoordinatorConnected(NamedTuple):
-    """Carries a dup of the coordinator's connection, so that it survives the agent's death."""
-
-
 class RegistrationDone(NamedTuple):
-    """The coordinator has admitted the rank, or it cannot be reached."""
+    """The coordinator has admitted the rank."""
 
 
 class ListenPort(NamedTuple):
-    """The answer to `ServeProbes` or `StartCoordinator`, as `request` names it: the port, 0 for a failure.
-
-    The coordinator's listener comes with this.
-    """
+    """The answer to `ServeProbes` or `StartCoordinator`, as `request` names it: the port, 0 for a failure."""
 
     number: int
     request: str
 
 
-class EndRank(NamedTuple):
-    """End the rank, and the job with it, with this exit status. END_SIGNAL follows."""
-
-    status: int
+class PrintStack(NamedTuple):
+    """The rank, which has reported its failure, is the first to fail: print its traceback."""
 
 
 # The coordinator to an agent, which passes it on to its rank
 
 
-class EndDecision(NamedTuple):
-    """What a rank that failed has to do: print `verdict`, None if another rank failed first.
+class JobEnds(NamedTuple):
+    """The job ends with this exit status; so do all ranks. A rank that has failed gets it as the answer."""
 
-    `status` is the job's exit status. If `abort`, the rank has to end the others. An agent without a coordinator
-    decides itself.
+    status: int
+
+
+class AllFinished(NamedTuple):
+    """All ranks' scripts have finished, so that the ranks can leave.
+
+    `most_calls` is the largest number of their calls of should_stop(). `complete`: no rank has vanished.
     """
 
-    verdict: RootCause | None
-    status: int
-    abort: bool
-
-
-class UnfinishedRanks(NamedTuple):
-    """The answer to `QueryUnfinished`: the ranks, as text."""
-
-    names: str
+    most_calls: int
+    complete: bool
 
 
 # An agent to the coordinator
 
 
 class Hello(NamedTuple):
-    """The agent of this rank connects; the rank is process `pid` on `host`, in the namespace of `RankIdentity`."""
+    """The agent of this rank connects. `group` is the rank's process group, in the namespace of `RankIdentity`."""
 
     rank: int
     host: str
-    pid: int
+    group: int
     namespace: str = ""
+
+
+class Signalled(NamedTuple):
+    """The agent got a signal from outside, and has forwarded it to its rank, unless the sender has reached that."""
+
+    number: int
+
+
+class UnaskedStop(NamedTuple):
+    """The rank got a stop signal, and its script has not called should_stop() yet."""
+
+    number: int
 
 
 class StoppedStatus(NamedTuple):
@@ -211,24 +205,18 @@ class StepDaemonLost(NamedTuple):
     """The rank's slurmstepd, which starts and ends Slurm's ranks of a node, has ended."""
 
 
-class PeerProcessEnded(NamedTuple):
-    """The process of `rank` on the same node has ended."""
-
-    rank: int
+class ReasonPrinted(NamedTuple):
+    """The answer to `PrintReason`."""
 
 
-class Interrupted(NamedTuple):
-    """The rank got a SIGINT."""
+class RankEnded(NamedTuple):
+    """The rank and all that it started have ended: the rank with this status.
 
+    `can_abort`: the rank itself is still there, and waits for `Abort`.
+    """
 
-class UnaskedStop(NamedTuple):
-    """The rank got a stop signal, and its script has not called should_stop() yet."""
-
-    number: int
-
-
-class AgentLost(NamedTuple):
-    """The rank's agent was killed, and the rank itself uses its connection from now on."""
+    status: int
+    can_abort: bool = False
 
 
 # The coordinator to an agent
@@ -238,43 +226,46 @@ class Admitted(NamedTuple):
     """The coordinator has admitted the rank: if the connection closes from now on, the coordinator has ended."""
 
 
-class WatchPeerProcess(NamedTuple):
-    """Report when process `pid` of this node ends, which is `rank`."""
-
-    rank: int
-    pid: int
-
-
 class QueryStopped(NamedTuple):
     """Ask whether the rank's process is stopped."""
 
 
-class JobEnds(NamedTuple):
-    """The job ends with this exit status.
+class PrintReason(NamedTuple):
+    """Print why the job ends: the rank is the first that failed."""
 
-    If `abort`, the rank has to end the others. `waits`: the rank failed too, has its `EndDecision` already, and waits
-    for this message to end itself.
-    """
+    root_cause: RootCause
+
+
+class KillGroup(NamedTuple):
+    """Kill a process group on this node: the agent of its rank was killed, and what the rank had started may live."""
+
+    group: int
+
+
+class JobOver(NamedTuple):
+    """All ranks have ended: every agent exits with this status; if a rank `aborts`, not before the launcher ends it."""
 
     status: int
-    abort: bool
-    waits: bool = False
+    aborts: bool = False
 
 
-class JobFinished(NamedTuple):
-    """The job is over, in order."""
+class Abort(NamedTuple):
+    """All other ranks have ended: call MPI_Abort with this status. The agent passes this on to its rank."""
+
+    status: int
 
 
-RankToCoordinator = Failed | ReasonPrinted | CleanupDone | ScriptEnded | QueryUnfinished | Leave
 RankToAgent = (
-    Stage | ServeProbes | StartCoordinator | RegisterRank | ChildStarted | LocallyHandled | StackPipe | QuerySocket
-    | RelaySocket | RankToCoordinator
+    Stage | MpiSocket | ServeProbes | StartCoordinator | RegisterRank | LocallyHandled | StackPrinted | ReadyToAbort
+    | Leave | Failed | ScriptEnded
 )
-AgentToRank = CoordinatorConnected | RegistrationDone | ListenPort | EndRank | EndDecision | UnfinishedRanks
-Observation = PeerProcessEnded | Interrupted | UnaskedStop | Sample | ThreadsReply | SnapshotRequest
-AgentToCoordinator = RankToCoordinator | Observation | Hello | Stage | StoppedStatus | StepDaemonLost | AgentLost
+AgentToRank = RegistrationDone | ListenPort | PrintStack | JobEnds | AllFinished | Abort
+AgentToCoordinator = (
+    Hello | Stage | Failed | ScriptEnded | Signalled | UnaskedStop | StoppedStatus | StepDaemonLost | ReasonPrinted
+    | RankEnded | Sample | ThreadsReply | SnapshotRequest
+)
 CoordinatorToAgent = (
-    Admitted | EndDecision | UnfinishedRanks | WatchPeerProcess | QueryStopped | JobEnds | JobFinished | SampleRequest
+    Admitted | QueryStopped | PrintReason | KillGroup | JobEnds | AllFinished | JobOver | Abort | SampleRequest
     | ThreadsRequest
 )
 CoordinatorReceives = AgentToCoordinator | AskerToCoordinator

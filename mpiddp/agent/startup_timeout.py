@@ -2,62 +2,61 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 
 from ..base.text import format_ranges, join_names
 from ..systems.launchers import SRUN, SRUN_PMIX
 from . import events
-from .events import WatcherCommand
 from .protocol import Stage, WatchedRank
+from .timeouts import HARD_GRACE_S, KILL_DELAY_S
 
 PROBE_HOSTS_TIMEOUT_S = 2.0
-HARD_GRACE_S = 15.0  # after the startup timeout, for ranks to end the job in order
-REPORTS_SPREAD_S = 1.0  # for other nodes' agents to print their reports, before the job's step is cancelled
-KILL_DELAY_S = 1.0  # between SIGTERM and SIGKILL
 LATE_S = 10.0  # from a rank's registration until it is reported that its script has not begun
 LATE_SPREAD_S = 1.0  # for other late ranks to be reported
 MAX_RANKS_WITH_HOST = 3
 # Slurm 22.05's "tree" fences may end before all ranks have entered; the next message then reaches an unready rank.
 TRY_RING = (f"\nmpiddp: if you use {SRUN_PMIX}, try again with SLURM_PMIX_FENCE=ring in the environment of "
             f"{SRUN.command}")
+END: list[events.AgentAction] = [events.SignalRank(signal.SIGTERM), events.SetTimer("kill", KILL_DELAY_S)]  # the rank
 
 
 class StartupTimeout:
     """The start of a rank, until its script begins.
 
     `began_s` is when the agent began to watch. `stage` is what the rank does, empty for its script. `failed`: its
-    start has failed, and others may wait for it.
+    start has failed, and others may wait for it; `timed_out`, because it has taken too long.
     """
 
     def __init__(self, watched: WatchedRank, began_s: float) -> None:
         self.began_s = began_s
         self.stage = "starting"
-        self.failed = False
+        self.failed = self.timed_out = False
         self._watched = watched
         self._is_late = False  # the coordinator knows it
 
-    def begin_watch(self) -> list[events.WatcherAction]:
+    def begin_watch(self) -> list[events.AgentAction]:
         """Return the first actions."""
         return [events.SetTimer("start", self._watched.timeout_s)]
 
-    def begin_stage(self, stage: str) -> list[events.WatcherAction]:
+    def begin_stage(self, stage: str) -> list[events.AgentAction]:
         """Note the stage that begins; the script has no name, and no deadline either."""
         self.stage = stage
-        actions: list[events.WatcherAction] = [
+        actions: list[events.AgentAction] = [
             events.SetTimer("warn", self._mpi_warning_s) if stage == "MPI_Init" else events.CancelTimer("warn")]
         if self._is_late:
             actions.append(events.ToCoordinator(Stage(stage)))
         return actions if stage else [*actions, events.CancelTimer("start"), events.CancelTimer("late")]
 
-    def on_registered(self) -> list[events.WatcherAction]:
+    def on_registered(self) -> list[events.AgentAction]:
         """Note that the rank has joined its job: from now on the coordinator reports that it is late."""
         return [events.SetTimer("late", LATE_S)] if self.stage else []
 
-    def end_rank(self, cause: str) -> list[events.WatcherAction]:
+    def end_rank(self, cause: str) -> list[events.AgentAction]:
         """End the rank, and print why."""
-        return [*self.report_death(cause), WatcherCommand.TERMINATE, events.SetTimer("kill", KILL_DELAY_S)]
+        return [*self.report_death(cause), *END]
 
-    def report_death(self, cause: str) -> list[events.WatcherAction]:
+    def report_death(self, cause: str) -> list[events.AgentAction]:
         """Print how the rank died in its start, which no other rank can know yet; nothing without a cause."""
         if not cause:
             return []
@@ -65,7 +64,7 @@ class StartupTimeout:
         hint = TRY_RING if self._watched.by_srun and self.stage == "MPI_Init" and "SIGSEGV" in cause else ""
         return [events.PrintLine(f"mpiddp: {self._watched.name}: {cause}, during startup ({self.stage}){hint}")]
 
-    def on_due(self, timer: str, now_s: float) -> list[events.WatcherAction]:
+    def on_due(self, timer: str, now_s: float) -> list[events.AgentAction]:
         """Act on one of the timers "warn", "start" and "late"."""
         if timer == "late":
             self._is_late = True
@@ -77,7 +76,7 @@ class StartupTimeout:
         """The seconds in MPI_Init after which the node's first rank warns."""
         return self._watched.timeout_s / 4
 
-    def _warn(self) -> list[events.WatcherAction]:
+    def _warn(self) -> list[events.AgentAction]:
         """Print that the rank waits in MPI_Init, once per node."""
         if not self._watched.first_on_node:
             return []
@@ -85,16 +84,15 @@ class StartupTimeout:
                                   "which returns when all ranks of the job have called it",
                                   min(PROBE_HOSTS_TIMEOUT_S, self._mpi_warning_s))]
 
-    def _time_out(self, waited_s: float) -> list[events.WatcherAction]:
+    def _time_out(self, waited_s: float) -> list[events.AgentAction]:
         """End the rank: in MPI_Init at once, in any other stage after a grace."""
         in_mpi = self.stage == "MPI_Init"
         if not in_mpi and waited_s < self._watched.timeout_s + HARD_GRACE_S:
             return [events.SetTimer("start", self._watched.timeout_s + HARD_GRACE_S - waited_s)]
-        self.failed = True
+        self.failed = self.timed_out = True
         line = f"mpiddp: ending {self._watched.name}: still in {self.stage} {waited_s:.0f} s after its start"
         is_printed = self._watched.first_on_node or not in_mpi  # in MPI_Init, all ranks of the node are late
-        end: list[events.WatcherAction] = [WatcherCommand.TERMINATE, events.SetTimer("kill", KILL_DELAY_S)]
-        return [events.PrintLine(line), *end] if is_printed else end
+        return [events.PrintLine(line), *END] if is_printed else END
 
 
 class LateRanks:

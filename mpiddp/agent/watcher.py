@@ -1,31 +1,39 @@
-"""The logic of an agent, from the start of its rank to the rank's end.
+"""The logic of an agent, from the start of its rank to its own end.
 
 No I/O, no clock: `Watcher.handle()` takes an event and returns actions, which `process.py` carries out.
 """
 
 from __future__ import annotations
 
+import signal
 from typing import ClassVar
 
 from ..base.errors import assert_never
 from ..base.ranks import RankIdentity
-from ..base.stderr import LAUNCHER_FORWARDING_S
 from ..base.text import truncate_middle
 from ..failure.postmortem import describe_early_death, extract_crash_stack, is_maybe_secondary, make_death_report
 from ..failure.root_cause import MAX_STACK_CHARS, STEP_DAEMON_KILLED, Report, ReportKind, RootCause, truncate_report
-from ..ipc.channel import Text, Unreadable
-from ..output.protocol import RelaySocket
-from ..where.protocol import QuerySocket, SampleRequest, StackPipe, ThreadsRequest
+from ..ipc.channel import Unreadable
+from ..systems.statuses import EXIT_CANNOT_START, wait_status_to_shell
+from ..where.protocol import SampleRequest, SnapshotRequest, ThreadsRequest
 from . import events, protocol
-from .events import Record, WatcherCommand
-from .protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S, CoordinatorToAgent, RankToAgent
-from .startup_timeout import HARD_GRACE_S, REPORTS_SPREAD_S, StartupTimeout
+from .events import AgentCommand, Record
+from .protocol import CoordinatorToAgent, RankToAgent
+from .startup_timeout import StartupTimeout
 from .state_machine import StateMachine
+from .timeouts import (
+    ABORT_TIMEOUT_S,
+    CLOSED_TIMEOUT_S,
+    DECISION_TIMEOUT_S,
+    FLUSH_TIMEOUT_S,
+    HARD_GRACE_S,
+    JOB_OVER_TIMEOUT_S,
+    LOST_COORDINATOR_TIMEOUT_S,
+    REPORTS_SPREAD_S,
+    STACK_TIMEOUT_S,
+)
 
-DECISION_TIMEOUT_S = 2.5  # for the coordinator
-LEAVE_TIMEOUT_S = 60.0  # for a rank whose script has finished, if rank 0 may have left the job in order
-TERMINATION_DELAY_S = 1.0  # from the request to flush until SIGTERM
-NO_COORDINATOR_WARNING_S = 10.0  # until a rank without one is reported: rank 0 of a short job may have finished already
+LATE_WORDS = ", while it ended after the script"  # of a rank that died after it had left the job
 
 
 class Starting(Record):
@@ -36,52 +44,41 @@ class Working(Record):
     """The rank is a member of its job."""
 
 
-class SelfHandled(Record):
-    """The rank prints itself why it ends, or the job has finished."""
-
-
-class AwaitingDecision(Record):
-    """The rank's failure is reported to the coordinator, which decides."""
+class Failing(Record):
+    """The rank's failure is reported to the coordinator, which selects the root cause."""
 
     report: Report
 
 
-class AwaitingLauncher(Record):
-    """Rank 0 has ended (`closed`) or is unreachable, so the launcher may end the job. This rank may have failed too."""
-
-    closed: bool
-    report: Report | None
-
-
 class Ending(Record):
-    """The rank ends, or has to. If it fails, it follows `decision`; `is_sent`: it has got that."""
+    """The job ends with this status: the rank is asked to end, and then ended."""
 
-    decision: protocol.EndDecision
-    is_sent: bool
+    status: int
+
+
+class Leaving(Record):
+    """The rank has left the job in order, or has vanished with status 0; it ends with this status."""
+
+    status: int
 
 
 class Over(Record):
-    """The rank has left its job, or has ended; at most its descendants are still to be ended."""
+    """The agent ends."""
 
 
-Phase = Starting | Working | SelfHandled | AwaitingDecision | AwaitingLauncher | Ending | Over
+Phase = Starting | Working | Failing | Ending | Leaving | Over
 
 
-class Watcher(StateMachine[Phase, events.WatcherAction]):
-    """Reports to the coordinator why its rank ends, and ends it when the coordinator decides so.
-
-    Without a coordinator it assumes that its rank failed first, unless that has lost another rank, or its launcher may
-    have ended it.
-    """
+class Watcher(StateMachine[Phase, events.AgentAction]):
+    """Reports to the coordinator why its rank ends, and ends it when the coordinator decides so."""
 
     transitions: ClassVar = {
-        Starting: ((Working, SelfHandled, AwaitingDecision, Ending, Over), ()),
-        Working: ((SelfHandled, AwaitingDecision, AwaitingLauncher, Ending, Over), ()),
-        SelfHandled: ((AwaitingDecision, Ending, Over), (Working, AwaitingLauncher)),
-        AwaitingDecision: ((AwaitingLauncher, Ending), (SelfHandled, Over)),
-        AwaitingLauncher: ((Ending, Over), (SelfHandled,)),
-        Ending: ((Over,), (SelfHandled, AwaitingLauncher)),
-        Over: ((), (Working, SelfHandled, AwaitingDecision, AwaitingLauncher, Ending)),
+        Starting: ((Working, Ending, Over), ()),
+        Working: ((Failing, Ending, Leaving, Over), ()),
+        Failing: ((Ending, Over), (Leaving,)),
+        Ending: ((Over,), (Failing, Leaving)),
+        Leaving: ((Failing, Ending, Over), ()),
+        Over: ((), (Working, Failing, Ending, Leaving)),
     }
 
     def __init__(self, watched: protocol.WatchedRank, began_s: float) -> None:
@@ -92,15 +89,21 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
         self.gone = False  # the rank's process
         self.startup = StartupTimeout(watched, began_s)
         self._do(*self.startup.begin_watch())
-        self._stack_lines: list[str] = []  # that faulthandler printed
+        self._wait_status = 0  # of the rank that is gone
+        self._end_status: int | None = None  # of the rank, once all that it started has ended, too
+        self._over_status: int | None = None  # of the job, which is over before that
+        self._root_cause: RootCause | None = None  # to be printed once the rank has printed its traceback
+        self._has_printed = False  # or prints, the root cause
+        self._is_explained = False  # the rank has printed itself why it ends
         self._script_ended = False
-        self._rank_reported = False  # the rank reported its failure itself
+        self._reported_itself = False  # the rank has reported its failure, and cleans up
+        self._can_abort = False  # the rank waits for `Abort`
+        self._is_aborted = False  # a rank has called MPI_Abort
         self._admitted = False  # the coordinator has answered
-        self._no_coordinator = False  # there is none, or none any more
-        self._connect_error = ""  # why it could not be reached, until that is printed
-        self._job_finished = False  # in order
+        self._is_alone = False  # there is no coordinator any more
+        self._killed_by = 0  # the signal from outside after which the agent has killed the rank
 
-    def handle(self, event: events.WatcherEvent, now_s: float) -> list[events.WatcherAction]:
+    def handle(self, event: events.AgentEvent, now_s: float) -> list[events.AgentAction]:
         """Return the actions for an event at `now_s`, on any monotonic clock."""
         self._now_s = now_s
         match event:
@@ -108,87 +111,80 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
                 self._on_rank_message(message)
             case events.FromCoordinator(message):
                 self._on_coordinator_message(message)
+            case events.RankClosed():
+                self._do(events.SetTimer("closed", CLOSED_TIMEOUT_S))
             case events.RankGone():
                 self._on_rank_gone(event)
-            case events.CoordinatorLost():
-                self._on_coordinator_lost()
-            case events.Rank0Lost(closed):
-                self._on_rank_0_lost(closed)
-            case events.NoCoordinator(error):
-                self._on_no_coordinator(error)
+            case events.DescendantsGone():
+                self._finish(wait_status_to_shell(self._wait_status))
+            case events.Signalled(number, unasked):
+                self._on_signal(number, unasked)
+            case events.CoordinatorLost(error):
+                self._on_coordinator_lost(error)
             case events.StepDaemonGone():
                 self._on_step_daemon_gone()
-            case events.Observed(observation):
-                self._do(events.ToCoordinator(observation))
+            case events.Printed():
+                self._on_printed()
             case events.Due(timer):
                 self._on_due(timer)
             case _:
                 assert_never(event)
         return self.take_actions()
 
-    def _on_rank_message(self, message: RankToAgent | Text | Unreadable) -> None:
+    def _on_rank_message(self, message: RankToAgent | Unreadable) -> None:
         match message:
             case protocol.Stage(name):
                 self._do(*self.startup.begin_stage(name))
-            case protocol.ChildStarted(pid):
-                self._do(events.RecordChild(pid))
-            case StackPipe() | QuerySocket() | RelaySocket() | protocol.ServeProbes() | protocol.StartCoordinator():
+            case protocol.MpiSocket() | protocol.ServeProbes() | protocol.StartCoordinator():
                 self._do(events.CarryOut(message))
             case protocol.RegisterRank(member):
                 self.member = member
-                self._enter(Working())
-                self._do(events.CarryOut(message), *self.startup.on_registered())
-            case protocol.Failed(report):
-                self._rank_reported = True
-                self._report(report)
-            case protocol.ReasonPrinted():
-                self._on_reason_printed(message)
-            case protocol.ScriptEnded():
-                self._script_ended = True
-                self._do(events.ToCoordinator(message))
-            case protocol.CleanupDone() | protocol.QueryUnfinished():
-                self._do(events.ToCoordinator(message))
+                if self._enter(Working()):
+                    self._do(AgentCommand.RECORD_SEGMENTS, events.CarryOut(message), *self.startup.on_registered())
             case protocol.LocallyHandled():
-                self._enter(SelfHandled())
-            case protocol.Leave():
-                if self._enter(Over()):
-                    self._do(WatcherCommand.LEAVE_JOB)
-            case Text(line):
-                self._stack_lines.append(line)
+                self._is_explained = True
+            case protocol.Failed(report):
+                self._reported_itself = True
+                self._report(report)
+            case protocol.StackPrinted(stack):
+                self._print_report(stack)
+            case protocol.ScriptEnded():
+                self._end_script(message)
+            case protocol.ReadyToAbort():
+                self._can_abort = True
+                self._do(events.CancelTimer("grace"), AgentCommand.END_DESCENDANTS)
+            case protocol.Leave(status):
+                self._enter(Leaving(status))
             case Unreadable(error):
                 raise ValueError(error)
             case _:
                 assert_never(message)
 
-    def _on_reason_printed(self, message: protocol.ReasonPrinted) -> None:
-        """Write the record of this message, and pass the message on without it."""
-        if message.record and self.member is not None:
-            self._do(events.WriteRecord(self.member.error_file, message.record))
-        if isinstance(self.phase, Ending):
-            self._enter(Ending(self.phase.decision._replace(verdict=None), self.phase.is_sent))
-        self._do(events.ToCoordinator(protocol.ReasonPrinted(message.done)))
-
-    def _on_coordinator_message(self, message: CoordinatorToAgent | Text | Unreadable) -> None:
+    def _on_coordinator_message(self, message: CoordinatorToAgent | Unreadable) -> None:
         match message:
-            case protocol.EndDecision():
-                self._take_decision(message)
-            case protocol.JobEnds():
-                self._end_rank(message)
-            case protocol.UnfinishedRanks():
-                self._do(events.ToRank(message))
-            case protocol.QueryStopped() | SampleRequest() | ThreadsRequest():
-                self._do(events.ObserveRank(message, self._script_ended))
-            case protocol.WatchPeerProcess(rank, pid):
-                self._do(events.WatchProcess(rank, pid))
-            case protocol.JobFinished():
-                self._job_finished = True
-                if isinstance(self.phase, Working):
-                    self._enter(SelfHandled())
             case protocol.Admitted():
                 self._admitted = True
                 self._do(events.ToRank(protocol.RegistrationDone()))
-            case Text():
-                pass
+            case protocol.PrintReason(root_cause):
+                self._print(root_cause)
+            case protocol.JobEnds(status):
+                self._end_rank(status)
+            case protocol.AllFinished():
+                self._do(events.ToRank(message))
+            case protocol.JobOver(status, aborts=True):
+                self._enter(Ending(status))
+                self._do(events.SetTimer("job over", ABORT_TIMEOUT_S))
+                self._is_aborted = True
+            case protocol.JobOver(status) if isinstance(self.phase, Ending) and self.gone and self._end_status is None:
+                self._over_status = status  # what the rank has started is still being ended
+            case protocol.JobOver(status):
+                self._exit(status)
+            case protocol.Abort(status):
+                self._do(events.ToRank(message), events.SetTimer("job over", ABORT_TIMEOUT_S))
+            case protocol.KillGroup(group):
+                self._do(events.KillGroup(group))
+            case protocol.QueryStopped() | SampleRequest() | ThreadsRequest():
+                self._do(events.ObserveRank(message, self._script_ended))
             case Unreadable(error):
                 raise ValueError(error)
             case _:
@@ -196,187 +192,222 @@ class Watcher(StateMachine[Phase, events.WatcherAction]):
 
     def _on_due(self, timer: str) -> None:
         match timer:
-            case "late" | "warn" | "start":
+            case "late" | "warn" | "start" if isinstance(self.phase, (Starting, Working)):
                 self._do(*self.startup.on_due(timer, self._now_s))
-                if self.startup.failed:
-                    self._enter(SelfHandled())
+                if self.startup.timed_out and self.member is not None:
+                    self._is_explained = True
+                    self._report(Report(self.member.rank, self.member.host, ReportKind.ERROR,
+                                        f"still in {self.startup.stage}", EXIT_CANNOT_START))
+            case "closed" if isinstance(self.phase, Working):
+                self._end_script(protocol.ScriptEnded(vanished=True))
             case "decision":
-                if self.member and self.member.rank != 0 and not (self._admitted or self._no_coordinator):
-                    self._connect_error = f"no answer within {DECISION_TIMEOUT_S} s"
+                self._on_coordinator_lost(f"no answer within {DECISION_TIMEOUT_S:g} s")
+            case "coordinator lost":
                 self._decide_alone()
-            case "no coordinator":
-                if isinstance(self.phase, Working):
-                    self._print_connect_error()
-            case "rank 0 lost":
-                self._end_without_coordinator()
+            case "stack":
+                self._print_report()
             case "terminate":
-                self._do(WatcherCommand.REQUEST_TERMINATION)
+                self._do(AgentCommand.END_RANK)
+            case "grace":
+                if self._reported_itself and self.member is not None:
+                    self._do(events.PrintLine(f"mpiddp: ending {self.watched.name}: its cleanup took longer than "
+                                              f"{self.member.grace_s:g} s (raise --abort-grace to allow more)"))
+                self._do(events.SignalRank(signal.SIGKILL))
             case "kill":
-                self._do(WatcherCommand.KILL)
-            case "printed":
-                self._do(events.ToCoordinator(protocol.ReasonPrinted()))
-                self._finish()
+                self._do(events.SignalRank(signal.SIGKILL))
+            case "launcher":
+                self._killed_by = signal.SIGTERM
+                self._do(events.SignalRank(signal.SIGKILL))
             case "cancel":
-                self._do(WatcherCommand.CANCEL_STEP, WatcherCommand.CLEAN_UP)
+                self._do(AgentCommand.CANCEL_STEP)
+                self._exit(self._start_status)
+            case "job over":
+                self._exit(self.phase.status if isinstance(self.phase, Ending) else 1)
 
-    @property
-    def _undecided(self) -> Report | None:
-        """The rank's report, if there is no decision yet."""
-        return self.phase.report if isinstance(self.phase, (AwaitingDecision, AwaitingLauncher)) else None
+    def _end_script(self, message: protocol.ScriptEnded) -> None:
+        if not self._script_ended:
+            self._script_ended = True
+            self._do(events.ToCoordinator(message))
 
     def _report(self, report: Report) -> None:
-        """Report to the coordinator why the rank ends, unless there is a decision already."""
-        if not self.gone:
-            self._do(WatcherCommand.RECORD_DESCENDANTS)
-        match self.phase:
-            case Ending(decision):
-                self._take_decision(decision)
-                return
-            case AwaitingLauncher(closed):
-                self._enter(AwaitingLauncher(closed, report))
-            case _:
-                self._enter(AwaitingDecision(report))
-        if not self._no_coordinator:
-            self._do(events.SetTimer("decision", DECISION_TIMEOUT_S),
-                     events.ToCoordinator(protocol.Failed(report, self.gone)))
-        elif self.gone or report.kind != ReportKind.SECONDARY:
+        """Report to the coordinator why the rank ends; if the job ends already, the rank gets its status."""
+        if not self._enter(Failing(report)):
+            if isinstance(self.phase, Ending) and not self.gone:
+                self._do(events.ToRank(protocol.JobEnds(self.phase.status)))
+        elif self._is_alone:
             self._decide_alone()
-        elif isinstance(self.phase, AwaitingDecision):  # the rank that failed first has asked the launcher to end all
-            self._do(events.SetTimer("decision", LAUNCHER_KILL_TIMEOUT_S))
+        else:
+            self._do(events.ToCoordinator(protocol.Failed(report)), events.SetTimer("decision", DECISION_TIMEOUT_S))
+
+    def _print(self, root_cause: RootCause) -> None:
+        """Print the report of this rank, after its traceback, unless the rank has printed itself why it ends."""
+        if self._has_printed:
+            return
+        self._has_printed = True
+        if self._is_explained:
+            self._on_printed()
+            return
+        self._root_cause = root_cause
+        if self._reported_itself and not self.gone and not root_cause.outside:
+            self._do(events.ToRank(protocol.PrintStack()), events.SetTimer("stack", STACK_TIMEOUT_S))
+        else:
+            self._print_report()
+
+    def _print_report(self, stack: str = "") -> None:
+        """Print the report, if it is not printed yet; the rank has printed a traceback with its `stack`."""
+        root_cause, self._root_cause = self._root_cause, None
+        if root_cause is not None:
+            assert self.member is not None
+            after_s = self._now_s - self.startup.began_s
+            self._do(events.CancelTimer("stack"), events.PrintReport(root_cause, self.member, after_s, stack))
+
+    def _on_printed(self) -> None:
+        """Tell the coordinator, which then ends the ranks; without one end this rank."""
+        if self._is_alone and isinstance(self.phase, Failing):
+            self._end_rank(self.phase.report.status)
+        else:
+            self._do(events.ToCoordinator(protocol.ReasonPrinted()))
 
     def _decide_alone(self) -> None:
-        """Decide on a report without the coordinator; pass on a decision that the rank waits for."""
-        if (report := self._undecided) is not None:
-            is_secondary = self.gone and self._no_coordinator and is_maybe_secondary(report)
-            verdict = None if is_secondary else RootCause(report)
-            if verdict:
-                self._print_connect_error()
-            self._take_decision(protocol.EndDecision(verdict, report.status, abort=True))
-        elif isinstance(self.phase, Ending) and self._rank_reported and not self.phase.is_sent:
-            self._take_decision(self.phase.decision)
-
-    def _on_no_coordinator(self, error: str) -> None:
-        self._no_coordinator, self._connect_error = True, error
-        self._do(events.ToRank(protocol.RegistrationDone()))
-        if error and isinstance(self.phase, Working):
-            self._do(events.SetTimer("no coordinator", NO_COORDINATOR_WARNING_S))
-
-    def _print_connect_error(self) -> None:
-        """Print once why the agent has no coordinator; several ranks may then be reported as the first to fail."""
-        if self._connect_error:
-            self._do(events.PrintLine(
-                f"mpiddp: the agent of {self.watched.name} has no coordinator: {self._connect_error}"))
-            self._connect_error = ""
-
-    def _take_decision(self, decision: protocol.EndDecision) -> None:
-        """Pass a decision on to the rank; if that has ended, do what the rank would have to do."""
-        self._do(events.CancelTimer("decision"))
-        self._begin_end(decision, is_sent=True)
-        if self.gone:
-            self._clean_up()
-        else:
-            self._do(events.ToRank(decision))
-
-    def _begin_end(self, decision: protocol.EndDecision, is_sent: bool) -> None:
-        """Begin the rank's grace, after which it is killed, unless it has begun or the rank's start has failed."""
-        if self._enter(Ending(decision, is_sent)) and not (self.gone or self.startup.failed):
-            self._do(events.SetTimer("kill", self._grace_s() + FINAL_EXIT_TIMEOUT_S))
-
-    def _end_rank(self, end: protocol.JobEnds) -> None:
-        """End the rank because the job ends: ask it to end by itself, if it can, and kill it when its grace is over."""
-        decision, is_sent, waits = protocol.EndDecision(None, end.status, end.abort), False, end.waits
+        """End the rank without a decision of the coordinator, and print why, if it has failed by itself."""
         match self.phase:
-            case Over():
-                return
-            case AwaitingDecision() if self.gone:  # its report and this message have crossed
-                self._take_decision(decision)
-                return
-            case Ending(earlier, is_sent=True):
-                decision, is_sent, waits = earlier, True, waits or not earlier.abort
-        self._begin_end(decision, is_sent)
-        self._do(WatcherCommand.RECORD_DESCENDANTS)
-        if end.abort and (waits or not self._rank_reported):
-            self._do(events.ToRank(protocol.EndRank(end.status)), WatcherCommand.SIGNAL_END)
-        if not self._rank_reported:
-            self._do(WatcherCommand.REQUEST_FLUSH,
-                     events.SetTimer("terminate", min(TERMINATION_DELAY_S, self._grace_s())))
+            case Failing(report) if report.kind != ReportKind.SECONDARY:
+                self._print(RootCause(report))
+            case Failing() | Working():
+                self._end_rank(1)
 
-    def _on_coordinator_lost(self) -> None:
-        """Decide alone from now on, also on a report that the coordinator has not answered."""
-        self._no_coordinator = True
-        report = self._undecided
-        if self._job_finished or self.gone or report is None or report.kind == ReportKind.ERROR:
-            self._decide_alone()
-
-    def _on_rank_0_lost(self, closed: bool) -> None:
-        """Give the launcher time to end the rank, if rank 0 has ended in the middle of the job."""
-        self._on_coordinator_lost()
-        if not self._job_finished and self._enter(AwaitingLauncher(closed, self._undecided)):
-            self._do(events.SetTimer("rank 0 lost", LEAVE_TIMEOUT_S if self._script_ended else LAUNCHER_KILL_TIMEOUT_S))
-
-    def _end_without_coordinator(self) -> None:
-        """End the rank: rank 0 and its agent have ended, and the launcher has not ended this rank."""
-        if isinstance(self.phase, AwaitingLauncher):
-            assert self.member
-            self._print_rank_0_lost(self.phase.closed, f"; ending the ranks on {self.member.host}")
-            self._end_rank(protocol.JobEnds(1, abort=True))
-            self._decide_alone()
-
-    def _print_rank_0_lost(self, closed: bool, consequence: str = "") -> None:
-        """Print once per node that rank 0 is lost; on rank 0's own node rank 1's agent prints it."""
-        assert self.member
-        loss = "has ended unexpectedly" if closed else f"cannot be reached from {self.member.host}"
-        if self.watched.first_on_node or self.member.rank == 1:
-            self._do(events.PrintLine(f"mpiddp: rank 0 {loss}{consequence}"))
+    def _end_rank(self, status: int) -> None:
+        """End the rank because the job ends: it may clean up if it has failed itself, or handles SIGTERM."""
+        has_left = isinstance(self.phase, Leaving)
+        if not self._enter(Ending(status)):
+            return
+        self._end_status = None
+        grace_s = self.member.grace_s if self.member is not None else HARD_GRACE_S
+        self._do(events.CancelTimer("decision"), events.SetTimer("job over", grace_s + JOB_OVER_TIMEOUT_S))
+        if self.gone:
+            self._do(AgentCommand.END_DESCENDANTS)
+            return
+        self._do(AgentCommand.RECORD_SEGMENTS, events.ToRank(protocol.JobEnds(status)),
+                 events.SetTimer("grace", grace_s))
+        if not self._reported_itself and not has_left:
+            self._do(AgentCommand.REQUEST_END, events.SetTimer("terminate", min(FLUSH_TIMEOUT_S, grace_s)))
 
     def _on_rank_gone(self, event: events.RankGone) -> None:
-        """Report on a rank that has ended, unless it has done so, and end its descendants."""
-        self.gone = True
-        timers = ("start", "warn", "late", "no coordinator", "terminate", "kill")
-        self._do(*(events.CancelTimer(name) for name in timers))
-        stack = extract_crash_stack(self._stack_lines)
-        self._do(events.SendCrashStack(truncate_middle(stack, MAX_STACK_CHARS)))
+        """Report how the rank has ended, unless that is known; in a job that ends, end what it has started."""
+        self.gone, self._wait_status = True, event.status
+        self._do(*(events.CancelTimer(name) for name in ("start", "warn", "late", "closed", "terminate", "grace",
+                                                         "kill", "launcher")))
+        self._print_report()
+        stack = truncate_middle(extract_crash_stack(event.stack.splitlines()), MAX_STACK_CHARS)
         match self.phase:
-            case Working():
-                assert self.member
-                self._report(truncate_report(make_death_report(self.member, event.status, event.out_of_memory, stack)))
-                return
-            case AwaitingDecision():
-                if self._no_coordinator:
-                    self._decide_alone()
-                return
             case Starting():
-                self._do(*self.startup.report_death(describe_early_death(event.status, event.out_of_memory)))
-            case AwaitingLauncher(closed) if not self._script_ended:
-                self._print_rank_0_lost(closed)
-        self._clean_up()
+                self._on_start_failed(event)
+            case Working() if event.status == 0:
+                self._end_script(protocol.ScriptEnded(vanished=True))
+                self._enter(Leaving(0))
+                self._finish(0)
+            case Working():
+                self._report_death(event, stack)
+            case Leaving(status):
+                if event.status & 0x7F:
+                    self._report_death(event, stack, LATE_WORDS)
+                else:
+                    self._finish(status or wait_status_to_shell(event.status))
+            case Failing() if self._is_alone and not self._has_printed:
+                self._decide_alone()
+            case Ending() if not self._can_abort:
+                self._do(AgentCommand.END_DESCENDANTS)
+            case Ending(status):  # by MPI_Abort
+                self._exit(status)
+
+    def _report_death(self, event: events.RankGone, stack: str, when: str = "") -> None:
+        assert self.member is not None
+        status = self._killed_by if self._killed_by and event.status == signal.SIGKILL else event.status
+        report = make_death_report(self.member, status, event.out_of_memory, stack)
+        self._report(truncate_report(report._replace(cause=report.cause + when)))
+
+    def _on_start_failed(self, event: events.RankGone) -> None:
+        """End with the rank, which no other rank can know yet; let the other nodes' agents print what they see."""
+        cause = "" if self._is_explained else describe_early_death(event.status, event.out_of_memory)
+        self._do(*self.startup.report_death(cause))
+        if self.startup.failed:
+            self._do(events.SetTimer("cancel", REPORTS_SPREAD_S))
+        else:
+            self._exit(self._start_status)
+
+    @property
+    def _start_status(self) -> int:
+        """The agent's status if its rank has not joined the job."""
+        return EXIT_CANNOT_START if self.startup.timed_out else wait_status_to_shell(self._wait_status)
+
+    def _finish(self, status: int) -> None:
+        """Tell the coordinator that the rank has ended; without one, or once the job is over, this agent ends, too."""
+        self._end_status = status
+        if self._over_status is not None:
+            self._exit(self._over_status)
+        elif self._is_alone:
+            self._exit(self.phase.status if isinstance(self.phase, Ending) else status)
+        elif not isinstance(self.phase, Over):
+            self._do(events.ToCoordinator(protocol.RankEnded(status, self._can_abort and not self.gone)))
+
+    def _exit(self, status: int) -> None:
+        if self._enter(Over()):
+            if not self.gone:
+                self._do(events.SignalRank(signal.SIGKILL))
+            self._do(events.Exit(status))
+
+    def _on_signal(self, number: int, unasked: bool) -> None:
+        """Pass on a signal from outside: to the coordinator, which has to know, and to a rank that it has not reached.
+
+        Shortly before the launcher kills this agent, the agent ends the rank and what that has started.
+        """
+        if self._is_aborted and isinstance(self.phase, Ending):
+            self._exit(self.phase.status)
+            return
+        if number == signal.SIGQUIT:
+            self._do(events.ToCoordinator(SnapshotRequest()))
+            return
+        if self.member is not None:
+            self._do(events.ToCoordinator(protocol.Signalled(number)))
+            if unasked:
+                self._do(events.ToCoordinator(protocol.UnaskedStop(number)))
+        if self.watched.has_own_group and not self.gone:
+            self._do(events.SignalRank(number))
+        if number == signal.SIGTERM and self.watched.kill_delay_s:
+            self._do(events.SetTimer("launcher", self.watched.kill_delay_s))
+
+    def _on_coordinator_lost(self, error: str) -> None:
+        """End the rank: nobody agrees on the job's end any more.
+
+        First the launcher has time to do it, unless the rank has failed by itself: then that is printed.
+        """
+        if self._is_alone:
+            return
+        self._is_alone = True
+        match self.phase:
+            case Ending() | Leaving() if self._end_status is not None:
+                self._finish(self._end_status)
+            case Working() | Failing():
+                self._print_loss(error)
+                if isinstance(self.phase, Failing) and not is_maybe_secondary(self.phase.report):
+                    self._decide_alone()
+                elif self._admitted:
+                    self._do(events.SetTimer("coordinator lost", LOST_COORDINATOR_TIMEOUT_S))
+                else:
+                    self._end_rank(EXIT_CANNOT_START)
+
+    def _print_loss(self, error: str) -> None:
+        """Print why there is no coordinator; once for a node if it was there."""
+        assert self.member is not None
+        if not self._admitted:
+            self._do(events.PrintLine(f"mpiddp: the agent of {self.watched.name} has no coordinator: {error}"))
+        elif self.watched.first_on_node or self.member.rank == 1:  # on rank 0's own node
+            self._do(events.PrintLine(f"mpiddp: {error}; ending the ranks on {self.member.host}"))
 
     def _on_step_daemon_gone(self) -> None:
         """Report it to the coordinator; if there is none yet, print it and end the rank: no other process does."""
         if isinstance(self.phase, Starting):
             self._do(*self.startup.end_rank(STEP_DAEMON_KILLED))
-            self._enter(SelfHandled())
+            self._is_explained = True
         else:
             self._do(events.ToCoordinator(protocol.StepDaemonLost()))
-
-    def _clean_up(self) -> None:
-        """Print the reason if it is not printed yet; then end the rank's descendants, and this process."""
-        verdict = self.phase.decision.verdict if isinstance(self.phase, Ending) else None
-        if not self._enter(Over()):
-            return
-        if verdict is not None:
-            error_file = self.member.error_file if self.member else ""
-            after_s = self._now_s - self.startup.began_s
-            self._do(events.ToCoordinator(protocol.ReasonPrinted(done=False)),
-                     events.SetTimer("printed", LAUNCHER_FORWARDING_S),
-                     events.PrintReason(verdict, self.member, after_s, error_file))
-        else:
-            self._finish()
-
-    def _finish(self) -> None:
-        """Release the ranks that wait for this one."""
-        self._do(events.ToCoordinator(protocol.CleanupDone()), WatcherCommand.END_OTHERS,
-                 events.SetTimer("cancel", REPORTS_SPREAD_S) if self.startup.failed else WatcherCommand.CLEAN_UP)
-
-    def _grace_s(self) -> float:
-        return self.member.grace_s if self.member else HARD_GRACE_S

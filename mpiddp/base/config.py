@@ -95,6 +95,7 @@ class LaunchConfig(NamedTuple):
     backend: str | None = None  # of the process group; None: torch's own for the device
     device: str | None = None  # a type of torch's; None: the accelerator that torch finds
     init: bool = True  # whether we create the process group
+    agent: bool = True  # whether the rank has an agent
 
     startup_timeout_s: float = DEFAULT_STARTUP_TIMEOUT_S
     exit_timeout_s: float | None = None  # for which finished ranks wait for others; None: see BLOCKED_EXIT_TIMEOUT_S
@@ -118,7 +119,6 @@ class LaunchConfig(NamedTuple):
     drops_lines: bool = False  # a rank that prints more than can be shown does not wait, but loses lines
     prefix: str = ""  # of each line shown; str.format() with rank, local_rank, host, time (folded: rank, time)
 
-    python_exit: bool = False  # the process ends by the interpreter's own exit
     local_rank_option: str = ""  # by which the script gets its local rank; empty: none
     binding: Binding = Binding.AUTO
     threads: int | None = None  # of a rank; None: the number of its cores

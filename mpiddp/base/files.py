@@ -338,3 +338,9 @@ def append_suspects(path: str, suspects: Iterable[tuple[str, str]]) -> None:
             file.write("".join(lines))
     except OSError as error:
         write_line(f"mpiddp: cannot write {path}: {format_os_error(error, path)}")
+
+
+def file_identity(descriptor: int) -> tuple[int, int]:
+    """Return the device and inode of an open file."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino

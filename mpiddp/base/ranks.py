@@ -57,8 +57,7 @@ class RankIdentity(NamedTuple):
     """What the agents need to know of a rank to report its failure and to end it.
 
     The root cause is written to `error_file` as JSON, unless that is empty. The ranks of a failed job have `grace_s`
-    to end by themselves. If `exits`, each rank exits by itself with the job's status, because the launcher would lose
-    the status of MPI_Abort. `namespace` names the node and the process namespace of `pid`: nodes may have one name, and
+    to end by themselves. `namespace` names the node and the process namespace of `pid`: nodes may have one name, and
     a node's ranks may be in containers of their own. The job's store listens on `store_port`. `memory_advice` is for a
     lack of memory, with the scheduler's options if it is known.
     """
@@ -71,7 +70,6 @@ class RankIdentity(NamedTuple):
     pid: int
     run_id: str
     grace_s: float
-    exits: bool = False
     log: LogPlan = LogPlan()
     error_file: str = ""
     namespace: str = ""

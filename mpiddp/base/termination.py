@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import io
 import operator
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -42,16 +40,6 @@ def to_c_int(status: int) -> int:
     return number
 
 
-def run_exit_functions() -> None:
-    """Join threads and call atexit functions, as Python does at exit."""
-    try:
-        threading._shutdown()  # type: ignore[attr-defined]
-    except SystemExit as error:  # raised by a signal's handler
-        if exit_status(error.code):
-            raise
-    atexit._run_exitfuncs()
-
-
 def flush_python() -> str:
     """Flush Python's stdout and stderr, and return why that failed; empty if not, or if a stream or pipe is closed."""
     error_text = ""
@@ -77,13 +65,6 @@ def flush() -> str:
     return error_text
 
 
-def flush_streams() -> None:
-    """Flush all of C's streams; do not wait long for a stream that a thread has locked."""
-    import ctypes
-
-    run_briefly(lambda: ctypes.CDLL(None).fflush(None), LAUNCHER_FORWARDING_S)
-
-
 def find_files() -> list[Any]:
     """Return all Python files, including libraries'. This takes 0.1 s for a million of the script's objects."""
     return [item for item in gc.get_objects() if issubclass(type(item), IO_BASE)]  # a proxy may deceive isinstance()
@@ -102,14 +83,6 @@ def flush_and_wait() -> None:
     run_briefly(flush_files, LAUNCHER_FORWARDING_S)
     flush()
     time.sleep(LAUNCHER_FORWARDING_S)
-
-
-def c_exit(status: int) -> NoReturn:
-    """Leave by C's exit(), holding the GIL, so that no other thread runs Python code meanwhile."""
-    import ctypes
-
-    ctypes.PyDLL(None).exit(status)
-    hard_exit(status)
 
 
 def skip_exit_functions() -> None:

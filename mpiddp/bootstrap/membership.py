@@ -14,7 +14,7 @@ from ..base.config import LaunchConfig
 from ..base.errors import LocalLaunchError
 from ..base.ranks import JobEnv, LogPlan, RankIdentity, RankPosition
 from ..base.text import memory_advice
-from ..discovery import devices, host, launchers, runtime, schedulers
+from ..discovery import devices, host, runtime, schedulers
 from ..planning.environment import Endpoint, accelerate_env, explain_env, interface_env, script_env
 from ..planning.job import Placement, PostTorchPlan
 from ..planning.network import check_store_reached
@@ -92,10 +92,9 @@ class Membership:
     def identify(self, config: LaunchConfig) -> RankIdentity:
         """Return what this rank's agent needs to know of it."""
         env = self.environment
-        exits = runtime.is_abort_status_lost(launchers.read_launch_facts(os.environ))
         scheduler = schedulers.find_scheduler(os.environ)
         return RankIdentity(env.rank, env.world_size, env.local_rank, runtime.hostname(), str(env.device), os.getpid(),
-                            self.endpoint.run_id, config.abort_grace_s, exits, self.log, config.error_file,
+                            self.endpoint.run_id, config.abort_grace_s, self.log, config.error_file,
                             f"{env.node_rank} {runtime.read_pid_namespace()}", self.endpoint.port,
                             memory_advice(scheduler.memory_use, scheduler.memory) if scheduler else "")
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..agent.client import AgentClient
+from ..agent.client import AgentClient, NoAgent, holding_new_sockets
 from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
 from ..base.stderr import warn
@@ -39,6 +39,7 @@ from ..systems.mpi_libraries import OPEN_MPI
 from .prepare import hide_env, restore_env, set_env
 from .site import apply_site
 
+PMIX_MARK = "PMIX_RANK"  # set for each rank by any launcher with PMIx
 WORKER_COMMANDS = ("from multiprocessing.spawn ", "from multiprocessing.forkserver ")
 SKIP_MPI_CODE = """\
 try:
@@ -49,7 +50,7 @@ except ImportError:
 """
 
 
-def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, agent: AgentClient) -> Any:
+def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, agent: AgentClient | NoAgent) -> Any:
     """Initialise MPI and return `mpi4py.MPI`; raise LaunchError, on every rank, if the ranks can't make one world.
 
     If launcher and library are incompatible, MPI_Init ends the process, or makes each process a world of its own. So
@@ -79,7 +80,10 @@ def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, agent: 
     fork_safety = choose_fork_safety(os.environ, mpi.has_verbs())
     set_env({**without_gpus, **fork_safety})  # kept: NCCL opens verbs too
     begin_stage("MPI_Init")
+    hand_over = holding_new_sockets(agent) if PMIX_MARK in os.environ else None
     mpi.call_mpi_init(MPI)
+    if hand_over is not None:
+        hand_over()
     restore_env(saved)
     agent.report_stage("the start after MPI_Init")
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ..base.errors import LaunchError, LocalLaunchError
 from ..base.polling import poll_until
-from ..base.stderr import LAUNCHER_FORWARDING_S, STDERR, write_line
+from ..base.stderr import LAUNCHER_FORWARDING_S, write_line
 from ..base.termination import abort, flush_and_wait
 from ..discovery import launchers
 from ..discovery.site_profile import load_site
@@ -19,7 +19,7 @@ from ..systems.statuses import EXIT_CANNOT_START
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..agent.client import AgentClient
+    from ..agent.client import AgentClient, NoAgent
 
 SPEAKER_TIMEOUT_S = 2.0  # for rank 0 to print, before a launcher that sees another rank end suppresses its output
 
@@ -58,7 +58,7 @@ def refuse_early(message: str, on_node: bool = False, speaker: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def refusing_early(agent: AgentClient) -> Iterator[None]:
+def refusing_early(agent: AgentClient | NoAgent) -> Iterator[None]:
     """Print why the start up to MPI_Init, which runs in this block, fails."""
     try:
         yield
@@ -78,10 +78,10 @@ def refuse(comm: MPI.Comm, error: LaunchError) -> None:
         poll_until(lambda: printed.Test() or None, time.monotonic() + SPEAKER_TIMEOUT_S)
 
 
-def refuse_alone(error: LocalLaunchError, descriptor: int = STDERR) -> NoReturn:
+def refuse_alone(error: LocalLaunchError) -> NoReturn:
     """Print a reason that only this rank knows, and end the job on all ranks."""
     from mpi4py import MPI
 
-    write_line(format_refusal(error), descriptor)
+    write_line(format_refusal(error))
     flush_and_wait()
     abort(MPI, EXIT_CANNOT_START)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..base.config import LaunchConfig
 from ..base.errors import LocalLaunchError
 from ..base.version import __version__
-from ..bootstrap.refusal import refuse_alone, refuse_early
+from ..bootstrap.refusal import refuse_early
 from ..cli import read_settings
 from ..options.parser import Parser, parse_path
 from ..options.site import read_site_defaults
@@ -86,12 +86,13 @@ def check_in_rank(options: CheckOptions, job: RunningJob, config: LaunchConfig) 
     from .schedule import ALLREDUCE_TIMEOUT_S, prepare_schedule
 
     assert job.termination
+    status = 0
     try:
         member = job.membership
         if not options.nodes_only:
             os.environ.update(NCCL_WAITS)
             timeout = timedelta(seconds=max(ALLREDUCE_TIMEOUT_S, config.startup_timeout_s))
-            member.create_group(timeout, refuse_alone, binds=False)
+            member.create_group(timeout, job.refuse_alone, binds=False)
         schedule = prepare_schedule(member)
         env = member.environment
         backend = pairwise_backend(env.backend, env.device)
@@ -100,14 +101,12 @@ def check_in_rank(options: CheckOptions, job: RunningJob, config: LaunchConfig) 
         if env.rank == 0:
             from .report import report_results  # only rank 0 needs it
 
-            job.termination.status = report_results(measured, env.backend, backend, options)
+            status = report_results(measured, env.backend, backend, options)
             for rank, reason in sorted(measured.lost.items()):  # a lost rank cannot end by itself
-                job.termination.fail(Report(rank, measured.ranks[rank].host, ReportKind.UNREACHABLE, reason,
-                                            EXIT_OUTLIERS))
-        if not config.python_exit:
-            job.termination.finish(job.termination.status)
+                return job.termination.fail(Report(rank, measured.ranks[rank].host, ReportKind.UNREACHABLE, reason,
+                                                   EXIT_OUTLIERS))
+        return status
     except LocalLaunchError as error:
-        refuse_alone(error)
+        job.refuse_alone(error)
     except BaseException as error:
         return job.termination.fail_by_exception(error)
-    return job.termination.status

@@ -65,11 +65,6 @@ def find_slurm_step(environ: Mapping[str, str], runtime: LaunchFacts | None) -> 
     return f"{job}.{step}" if job.isdigit() and step.isdigit() else None
 
 
-def is_abort_status_lost(runtime: LaunchFacts | None) -> bool:
-    """Return whether MPI_Abort's status is lost: srun --mpi=pmi2 kills all ranks and reports 137, Flux 143."""
-    return runtime is not None and bool(runtime.offers & runtime.launcher.loses_status)
-
-
 def read_pid_namespace() -> str:
     """Return the name of this process's process namespace (man 7 pid_namespaces), empty if it is not known."""
     try:

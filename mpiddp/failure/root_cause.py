@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..base.config import TextEnum
@@ -14,12 +14,8 @@ SAME_CAUSE_WAIT_S = 0.15  # for all ranks to report that got the same signal, or
 ROOT_CAUSE_WAIT_S = 1.0  # for the cause of what looks like a secondary failure to be reported
 
 NOBODY = -1  # the rank of a report if no rank is known to be at fault
-WALLTIME_SIGNAL = "SIGALRM"  # Flux sends it to all ranks at the time limit; a script that has set an alarm gets it too
-OUTSIDE_SIGNALS = (  # from users and schedulers
-    "SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", WALLTIME_SIGNAL,
-)
-CRASH_SIGNALS = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
-NON_LAUNCHER_SIGNALS = (*CRASH_SIGNALS, "SIGHUP", "SIGUSR1", "SIGUSR2")  # no launcher ends ranks by these
+# From users and schedulers; Flux sends the last one at the time limit.
+OUTSIDE_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGALRM")
 ABORT_SIGNAL = "SIGABRT"  # from C's abort(), which NCCL's watchdog calls in a rank whose collective takes too long
 STEP_DAEMON_KILLED = "slurmstepd, which manages the ranks of this node for Slurm, was killed"
 OUT_OF_MEMORY = "out of memory (OOM kill counted by its cgroup)"
@@ -41,6 +37,15 @@ COMMUNICATION_WORDS = (  # in the types and texts of errors of the libraries by 
 )
 COMMUNICATION_FILES = ("/torch/distributed/", "/torch/nn/parallel/")  # their native code raises a plain RuntimeError
 CHECKPOINT_FILES = "/torch/distributed/checkpoint/"
+
+
+class Wait(TextEnum):
+    """A conclusion: more reports may come."""
+
+    WAIT = "wait"
+
+
+WAIT = Wait.WAIT
 
 
 class ReportKind(TextEnum):
@@ -110,131 +115,174 @@ class FailureContext(NamedTuple):
     """What is known of the ranks besides their reports.
 
     `hosts` has the host of each rank that has registered, of `world_size` ranks. `silent` ranks were probed and did not
-    answer, the scripts of `finished` ones have ended, `interrupted` ones got a SIGINT. `end_order` has ranks in the
-    order in which their processes ended, as far as it is known: a launcher kills the other ranks so soon that their
-    reports may overtake the first one's. `by_node`: each node's daemon sends a scheduler's signals to its ranks, one
-    later than another. `by_srun`: srun itself started the ranks. `reported_s` has the seconds from the first report to
-    that of each rank. `exits` are reports on programs that raised SystemExit with an unknown status.
+    answer, the scripts of `finished` ones have ended. `signals` has the signals from outside that agents got.
     """
 
     hosts: Mapping[int, str]
     silent: Collection[int] = ()
     finished: Collection[int] = ()
-    interrupted: Collection[int] = ()
-    end_order: Sequence[int] = ()
-    by_node: bool = False
-    by_srun: bool = False
-    reported_s: Mapping[int, float] = {}
+    signals: Collection[str] = ()
     world_size: int = 0
     activity: JobActivity = JobActivity()
-    exits: Sequence[Report] = ()
+
+
+class Reports:
+    """The reports so far, in the order of their arrival; to add one costs the same however many there are."""
+
+    def __init__(self, reports: Iterable[Report] = ()) -> None:
+        self.all: list[Report] = []
+        self.ranks: set[int] = set()  # that have reported
+        self.secondary: list[Report] = []
+        self.errors: list[Report] = []
+        self.same_errors: list[Report] = []  # those that equal the first one
+        self.error_is_first = False  # no death was reported before the first error
+        self.deaths: list[Report] = []  # of ranks or agents
+        self.first_death: Report | None = None  # but by ABORT_SIGNAL
+        self.first_end: Report | None = None  # by a death or a signal
+        self.step_daemon: Report | None = None  # which was killed
+        for report in reports:
+            self.add(report)
+
+    def add(self, report: Report) -> None:
+        """Add a report."""
+        self.all.append(report)
+        self.ranks.add(report.rank)
+        if report.kind == ReportKind.SECONDARY:
+            self.secondary.append(report)
+        elif report.kind == ReportKind.ERROR:
+            self.error_is_first |= not (self.errors or self.deaths)
+            self.errors.append(report)
+            if report.cause == self.errors[0].cause and report.where == self.errors[0].where:
+                self.same_errors.append(report)
+        else:
+            self.deaths.append(report)
+            if self.first_death is None and report.signal != ABORT_SIGNAL:
+                self.first_death = report
+            if self.step_daemon is None and report.cause == STEP_DAEMON_KILLED:
+                self.step_daemon = report
+        if self.first_end is None and (report.signal or report.kind not in (ReportKind.SECONDARY, ReportKind.ERROR)):
+            self.first_end = report
+
+
+class Case(NamedTuple):
+    """The reports so far, the first one `waited_s` ago, and what else is known."""
+
+    reports: Reports
+    waited_s: float
+    context: FailureContext
 
     @property
-    def awaits_ranks(self) -> bool:
-        """Return whether some ranks' agents have not registered yet: a rank may die before its agent has."""
-        return len(self.hosts) < self.world_size
+    def is_complete(self) -> bool:
+        """Return whether all ranks have reported; the agents of some may not have registered yet."""
+        return len(self.reports.ranks) >= max(len(self.context.hosts), self.context.world_size)
 
     @property
-    def has_one_rank(self) -> bool:
-        """Return whether the job has one rank."""
-        return len(self.hosts) == 1 and not self.awaits_ranks
+    def may_change(self) -> bool:
+        """Return whether a rank may still report what looks like a consequence now."""
+        return self.waited_s < ROOT_CAUSE_WAIT_S and not self.is_complete
+
+    def find_unreported(self) -> set[int]:
+        """Return the ranks without a report."""
+        return self.context.hosts.keys() - self.reports.ranks
 
 
-def select_root_cause(reports: Sequence[Report], waited_s: float, context: FailureContext) -> RootCause | None:
+class Rule(NamedTuple):
+    """What was `seen`, what is `said` of it, and the function that finds out.
+
+    It returns the root cause, WAIT for more reports, or None for the next rule. To wait must be cheap: the rules are
+    applied to each new report.
+    """
+
+    seen: str
+    said: str
+    conclude: Callable[[Case], RootCause | Wait | None]
+
+
+def select_root_cause(reports: Reports, waited_s: float, context: FailureContext) -> RootCause | None:
     """Return which of the reports is the reason for the job's end; None to wait for more reports.
 
-    The reports are in the order of their arrival, the first one `waited_s` ago.
+    The first report came `waited_s` ago. Nobody ends a rank before this has decided: so the first death that is no
+    consequence of another is the root cause.
     """
-    interrupted = frozenset(context.interrupted)
-    reports = [mark_interrupt(report, interrupted) for report in reports]
-    secondary = [report for report in reports if report.kind == ReportKind.SECONDARY]
-    errors = [report for report in reports if report.kind == ReportKind.ERROR]
-    gone = [report for report in reports if report.kind in (ReportKind.PROCESS_EXIT, ReportKind.UNREACHABLE)]
-    unreported = set(context.hosts) - {report.rank for report in reports}
-    if errors and not is_maybe_caused_by(errors[0], gone, reports):
-        return select_error(errors, secondary, len(reports), waited_s, context)
-    if gone:
-        root_cause = select_gone_rank(gone, secondary, unreported, waited_s, context)
-        return root_cause and root_cause._replace(others=join_parts(root_cause.others, describe_later_errors(errors)))
-    if not reports or (waited_s < ROOT_CAUSE_WAIT_S and (unreported or context.awaits_ranks)):
+    case = Case(reports, waited_s, context)
+    for rule in RULES:
+        if (conclusion := rule.conclude(case)) is not None:
+            return conclusion if isinstance(conclusion, RootCause) else None
+    return None
+
+
+def conclude_step_daemon(case: Case) -> RootCause | None:
+    """Name the node whose slurmstepd was killed, which may end its ranks."""
+    return RootCause(case.reports.step_daemon) if case.reports.step_daemon is not None else None
+
+
+def conclude_outside(case: Case) -> RootCause | Wait | None:
+    """Say that a signal ended the job if agents got it, and a rank ended by it: errors of others are consequences."""
+    ended = case.reports.first_end
+    if ended is None or ended.signal not in OUTSIDE_SIGNALS:
         return None
-    if context.exits:
-        return RootCause(context.exits[0], describe_secondary(secondary))
-    return select_secondary(secondary, unreported, context)
+    if ended.signal not in case.context.signals:  # it may have reached the rank before the agent
+        return WAIT if case.waited_s < SAME_CAUSE_WAIT_S else None
+    if ended.signal == "SIGINT" and case.context.activity.is_pending and case.waited_s < ROOT_CAUSE_WAIT_S:
+        return WAIT
+    return RootCause(ended._replace(kind=ReportKind.PROCESS_EXIT), case.context.activity.table, outside=True)
 
 
-def mark_interrupt(report: Report, interrupted: Collection[int]) -> Report:
-    """Return the report on a KeyboardInterrupt as that of a rank that SIGINT ended, if the rank got one."""
-    if report.kind != ReportKind.ERROR or not report.signal or report.rank not in interrupted:
-        return report
-    return report._replace(kind=ReportKind.PROCESS_EXIT, cause=f"{report.cause} ({report.signal})")
+def conclude_death(case: Case) -> RootCause | Wait | None:
+    """Name the first rank that died. One with an error lives until the root cause is selected: it may be a consequence.
 
-
-def is_maybe_caused_by(error: Report, gone: Sequence[Report], reports: Sequence[Report]) -> bool:
-    """Return whether a rank's death may have caused the first error: scripts hide exceptions that they have caught.
-
-    All ranks live on while an error is reported, so a rank that is dead by then did not die of it. A SIGABRT may come
-    from NCCL's watchdog, which has waited for the rank with the error.
+    Scripts hide exceptions that they have caught, so that the error may not look like one.
     """
-    if not gone or any(report.signal != ABORT_SIGNAL for report in gone):
-        return bool(gone)
-    return reports.index(gone[0]) < reports.index(error)
-
-
-def select_error(
-    errors: Sequence[Report], secondary: Sequence[Report], reported: int, waited_s: float, context: FailureContext
-) -> RootCause | None:
-    """Return the first of the `errors` as the root cause; None to wait for more reports. So many ranks `reported`."""
-    first = errors[0]._replace(signal="")
-    same = [error for error in errors if (error.cause, error.where) == (first.cause, first.where)]
-    is_spreading = len(same) > 1 or errors[0].signal  # other ranks may be about to report the signal
-    is_complete = reported >= context.world_size and not errors[0].signal
-    if not is_complete and waited_s < (SAME_CAUSE_WAIT_S if is_spreading else SAME_ERROR_WAIT_S):
+    death = case.reports.first_death
+    if death is None:
         return None
-    return RootCause(first, join_parts(describe_scope(same, context), describe_secondary(secondary)))
+    if case.waited_s < SAME_CAUSE_WAIT_S and not case.is_complete:
+        return WAIT  # for the ranks that have noticed
+    return RootCause(death, join_parts(describe_secondary(case.reports.secondary),
+                                       describe_later_errors(case.reports.errors)))
 
 
-def select_gone_rank(
-    gone: Sequence[Report], secondary: Sequence[Report], unreported: Collection[int], waited_s: float,
-    context: FailureContext,
-) -> RootCause | None:
-    """Return which of the ranks that are `gone` is the root cause; None to wait for more reports."""
-    if orphans := [report for report in gone if report.cause == STEP_DAEMON_KILLED]:  # which may end its ranks
-        return RootCause(orphans[0])
-    killed = were_killed_at_once(gone, context)
-    alive = set(context.hosts) - set(context.end_order) - {report.rank for report in gone}
-    if was_sent_to_all(gone, context) or (killed and not alive):
-        if context.interrupted and context.activity.is_pending and waited_s < ROOT_CAUSE_WAIT_S:
-            return None
-        return RootCause(gone[0], context.activity.table, outside=True)
-    if gone[0].signal == ABORT_SIGNAL:  # perhaps because it has waited in vain for another rank
-        unreachable = [report for report in gone if report.kind == ReportKind.UNREACHABLE]
-        if not unreachable and unreported and waited_s < ROOT_CAUSE_WAIT_S:
-            return None
-        gone = unreachable or gone
-    if gone[0].kind == ReportKind.PROCESS_EXIT:
-        by_rank: dict[int, list[Report]] = {}
-        for report in gone:
-            by_rank.setdefault(report.rank, []).append(report)
-        ordered = [report for rank in context.end_order for report in by_rank.get(rank, ())]
-        is_unclear = len(ordered) < len(gone) > 1 or set(unreported) & set(context.end_order)
-        others_may_get_it = context.by_node and unreported and gone[0].signal in OUTSIDE_SIGNALS
-        others_may_have_crashed = context.by_srun and unreported and not gone[0].signal
-        if (is_unclear or others_may_get_it or others_may_have_crashed or killed) and waited_s < ROOT_CAUSE_WAIT_S:
-            return None
-        # a process that is not in `end_order` has crashed by itself if launchers do not send its signal
-        has_crashed = gone[0] not in ordered and gone[0].signal not in (*OUTSIDE_SIGNALS, "SIGKILL", ABORT_SIGNAL)
-        gone = gone if has_crashed else ordered or gone
-        if gone[0].signal == "SIGKILL" and OUT_OF_MEMORY not in gone[0].cause:
-            # MPICH's mpiexec kills all ranks once one has closed its connection, before that one's process has ended
-            gone = [report for report in gone if report.signal in NON_LAUNCHER_SIGNALS] or gone
-        if context.by_srun and not gone[0].signal:  # Open MPI exits by itself when srun says that a rank has crashed
-            host = gone[0].host  # the order in which processes end is known within a host
-            gone = [report for report in gone if report.signal in CRASH_SIGNALS and report.host != host] or gone
-    if waited_s < SAME_CAUSE_WAIT_S:
+def conclude_error(case: Case) -> RootCause | Wait | None:
+    """Name the first error, and how many ranks have the same one."""
+    if not case.reports.error_is_first:
         return None
-    others = describe_unreported(unreported, context) if gone[0].signal == ABORT_SIGNAL else ()
-    return RootCause(gone[0], join_parts(describe_secondary(secondary), *others))
+    same = case.reports.same_errors
+    if not case.is_complete and case.waited_s < (SAME_CAUSE_WAIT_S if len(same) > 1 else SAME_ERROR_WAIT_S):
+        return WAIT
+    return RootCause(same[0]._replace(signal=""), join_parts(
+        describe_scope(same, case.context), describe_secondary(case.reports.secondary)))
+
+
+def conclude_abort(case: Case) -> RootCause | Wait | None:
+    """Name a rank that C's abort() ended, if no other is found for which it may have waited in vain."""
+    if not case.reports.deaths:
+        return None
+    if case.may_change:
+        return WAIT
+    return RootCause(case.reports.deaths[0], join_parts(
+        describe_secondary(case.reports.secondary), *describe_unreported(case.find_unreported(), case.context),
+        describe_later_errors(case.reports.errors)))
+
+
+def conclude_secondary(case: Case) -> RootCause | Wait | None:
+    """Name the rank that others have waited for, or else the first that noticed."""
+    if not case.reports.secondary or case.may_change:
+        return WAIT
+    return select_secondary(case.reports.secondary, case.find_unreported(), case.context)
+
+
+# In this order.
+RULES = (
+    Rule("the slurmstepd of a node ends", "it was killed, and manages the ranks of this node", conclude_step_daemon),
+    Rule("agents got a signal, and ranks died of it (from a user, a launcher, a scheduler)",
+         "ended by the signal, sent to the job from outside", conclude_outside),
+    Rule("a rank's process has ended, or its agent's connection", "its status, signal or loss", conclude_death),
+    Rule("a rank reports an exception of its own", "the exception", conclude_error),
+    Rule("a rank has aborted, as NCCL's watchdog does after a timeout", "the abort, and what the others did",
+         conclude_abort),
+    Rule("ranks report that they have lost another, or waited in vain", "the late rank if it is known",
+         conclude_secondary),
+)
 
 
 def select_secondary(
@@ -255,7 +303,7 @@ def select_secondary(
     if is_timeout(first.cause) and calls.keys() >= context.hosts.keys() and len(set(calls.values())) > 1:
         return RootCause(make_different_calls_report(first, calls))
     names_late = is_exit_timeout and UNKNOWN_RANKS not in first.cause
-    unnamed = set(unreported) & set(context.silent) if names_late else unreported
+    unnamed = set(unreported) & {*context.silent, *context.finished} if names_late else unreported
     return RootCause(first, join_parts(describe_secondary(others), *describe_unreported(unnamed, context)))
 
 
@@ -263,9 +311,9 @@ def make_late_rank_report(late: int, secondary: Sequence[Report], context: Failu
     """Return the report on the only rank that waits for no other; the `secondary` ones timed out waiting for it."""
     first = secondary[0]
     waiting = f"rank {first.rank}" if len(secondary) == 1 else f"{len(secondary):,} ranks"
-    before_exec, is_at_exit, limit = first.cause.partition(EXIT_TIMEOUT_WORDS)
+    _, is_at_exit, limit = first.cause.partition(EXIT_TIMEOUT_WORDS)
     if is_at_exit:
-        cause = f"did not finish within{limit}; {waiting} timed out waiting {before_exec}".rstrip(", ")
+        cause = f"did not finish within{limit}; {waiting} timed out waiting"
     else:
         cause = f"did not reach {first.where or 'the collective'}, where {waiting} timed out: {first.cause}"
     return Report(late, context.hosts[late], ReportKind.UNREACHABLE, cause, first.status, context.activity.places[late])
@@ -298,29 +346,6 @@ def is_peer_loss(error: str, file: str = "") -> bool:
 def is_timeout(error: str) -> bool:
     """Return whether an error's text says that another rank was late, not that it has ended."""
     return any(words in error.lower() for words in LATE_PEER_WORDS)
-
-
-def was_sent_to_all(gone: Sequence[Report], context: FailureContext) -> bool:
-    """Return whether other ranks got the same signal as the first rank that ended."""
-    first, others = gone[0], [report.signal for report in gone[1:]]
-    others += ["SIGINT" for rank in context.interrupted if rank != first.rank]
-    was_killed_too = first.signal == "SIGINT" and "SIGKILL" in others  # by srun, right after Ctrl-C
-    is_alone = context.has_one_rank and first.signal != WALLTIME_SIGNAL
-    return first.signal in OUTSIDE_SIGNALS and (is_alone or first.signal in others or was_killed_too)
-
-
-def were_killed_at_once(gone: Sequence[Report], context: FailureContext) -> bool:
-    """Return whether srun has begun to kill all ranks, as it does on SIGTERM and SIGHUP.
-
-    If one rank alone was killed, by a user or for lack of memory, the others live on until mpiddp ends them. In a job
-    of one rank it was srun, unless the kernel counted an OOM kill.
-    """
-    is_plain = context.by_srun and all(
-        report.signal == "SIGKILL" and OUT_OF_MEMORY not in report.cause for report in gone)
-    if not is_plain or len(gone) == 1:
-        return is_plain and context.has_one_rank
-    first_s, second_s = sorted(context.reported_s[report.rank] for report in gone)[:2]
-    return second_s - first_s < SAME_CAUSE_WAIT_S
 
 
 def describe_scope(same: Sequence[Report], context: FailureContext) -> str:
@@ -357,9 +382,9 @@ def describe_unreported(unreported: Collection[int], context: FailureContext) ->
         yield f"rank {rank} on {context.hosts[rank]} was at {context.activity.places[rank]}"
     if silent := set(unreported) & set(context.silent):
         yield f"no response from {describe_ranks(silent, context.hosts)}"
-    if context.finished:
-        yield f"{describe_ranks(context.finished, context.hosts)} had finished the script"
-        if busy := set(unreported) - set(context.silent) - set(context.finished):
+    if finished := set(unreported) & set(context.finished):
+        yield f"{describe_ranks(finished, context.hosts)} had finished the script"
+        if busy := set(unreported) - set(context.silent) - finished:
             yield f"{describe_ranks(busy, context.hosts)} had not"
 
 

@@ -153,10 +153,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "default": "", "type": parse_path, "metavar": "FILE",
         "help": "write a timeline of each rank's start to FILE, for ui.perfetto.dev; adds a collective to the start",
     },
-    "exit": {
-        "default": "quick", "type": parse_either("quick", "python"), "metavar": "quick|python",
-        "help": "python also tears down the modules of libraries at exit, which is slow (default: %(default)s)",
-    },
     "traceback": {
         "default": "short", "type": parse_either("short", "full"), "metavar": "short|full",
         "help": "traceback of a failed rank: short folds the frames of libraries, full shows them; --error-file always "
@@ -181,6 +177,8 @@ FLAGS = {
     "dry-run": "print the ranks and variables of a job with --nodes and --ranks-per-node, or the map of a job on the "
                "nodes of --facts; start nothing",
     "no-init": "leave init_process_group() to the script; the environment variables are still set",
+    "no-agent": "run the script in the launcher's own process, for a debugger or profiler that needs that: no reports, "
+                "where, logs, prefix or --show; an uncaught exception ends the job by MPI_Abort",
     "stage-keep": "with --stage, keep the staged files on the nodes for the next job",
     "stall-abort": "end the job if no rank has made progress for --stall seconds; --error-file then has status 124, "
                    "but most launchers return 137",
@@ -194,7 +192,7 @@ FLAGS = {
 CONFIG_FIELDS = {
     "startup-timeout": "startup_timeout_s", "exit-timeout": "exit_timeout_s", "abort-grace": "abort_grace_s",
     "stop-before": "stop_before_s", "stall": "stall_s", "fold-window": "fold_window_s", "overflow": "drops_lines",
-    "show": "output_filter", "traceback": "full_traceback", "exit": "python_exit", "bind": "binding", "map": "map_file",
+    "show": "output_filter", "traceback": "full_traceback", "bind": "binding", "map": "map_file",
     "trace": "trace_file", "facts": "facts_file", "pass-local-rank": "local_rank_option",
     "allow-idle-gpus": "idle_gpus",
 }

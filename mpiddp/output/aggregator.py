@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..base.errors import assert_never
 from ..ipc.authentication import AuthListener, enable_keepalive
+from ..ipc.channel import Codec, Unreadable
+from ..ipc.connection import Connection
 from ..ipc.event_loop import EventLoop
 from .line_merger import LineMerger, MergedLines
-from .protocol import AggregationConfig
+from .protocol import (
+    Accepted,
+    AggregationConfig,
+    Bars,
+    Drain,
+    Drained,
+    Flush,
+    Flushed,
+    FromAggregator,
+    Lines,
+    Output,
+    RanksDone,
+    ServedRanks,
+    ToAggregator,
+)
 from .streams import Splitter
 from .terminal import ProgressBar, ProgressBars
-from .upstream import FrameConnection, MessageKind, decode_lines, decode_ranks
+from .upstream import decode_bars, decode_lines
 
 if TYPE_CHECKING:
     from .terminal import TerminalRenderer
@@ -27,7 +43,16 @@ CLOSE_TIMEOUT_S = 2.0  # for the other ranks to end after this one
 BAR_UPDATE_INTERVAL_S = 0.2
 
 OWN_RANK = "own"  # the source of this process's own rank
-OUTPUT_KINDS = (MessageKind.STDOUT, MessageKind.STDERR, MessageKind.LINES)
+CODEC: Codec[ToAggregator] = Codec(ToAggregator)
+
+
+class Source:
+    """Another rank or node that sends its output."""
+
+    def __init__(self, connection: Connection[FromAggregator, ToAggregator]) -> None:
+        self.connection = connection
+        self.ranks = 0  # whose output it sends
+        self.unaccepted_bytes = 0  # of its output
 
 
 class Aggregator:
@@ -45,11 +70,11 @@ class Aggregator:
         self._merger = LineMerger(self._expected, window_s, folding.drops)
         self._listener = AuthListener(
             loop, socket.socket(fileno=listener), folding.token, self._expected.bit_count(), self._admit)
-        self._connections: dict[Hashable, FrameConnection] = {}  # by source
+        self._sources: dict[Hashable, Source] = {}  # by their keys
         self._last_source = 0
         self._splitters: dict[tuple[Hashable, int], Splitter] = {}
-        self._held: set[Hashable] = set()  # sources
-        self._draining: set[Hashable] = set()  # sources that have not answered DRAIN yet
+        self._held: set[Hashable] = set()  # keys of sources
+        self._draining: set[Hashable] = set()  # those that have not answered Drain yet
         self._after_drain: list[Callable[[], object]] = []
         self._after_close: Callable[[], object] | None = None
         self._bars = ProgressBars()
@@ -77,15 +102,15 @@ class Aggregator:
         self._after_drain.append(then)
         if len(self._after_drain) > 1:
             return
-        for source, connection in list(self._connections.items()):
-            self._request_drain(source, connection)
+        for key in self._sources:
+            self._request_drain(key)
         timeout_s = NODE_DRAIN_TIMEOUT_S if self._sink.is_remote else DRAIN_TIMEOUT_S
         self._loop.set_timer("drain", timeout_s, self._end_drain)
         self._end_drain_if_done()
 
-    def _request_drain(self, source: Hashable, connection: FrameConnection) -> None:
-        if connection.send(MessageKind.DRAIN):
-            self._draining.add(source)
+    def _request_drain(self, key: Hashable) -> None:
+        self._draining.add(key)
+        self._sources[key].connection.send(Drain())
 
     def close(self, then: Callable[[], object]) -> None:
         """Call `then` when the other ranks have ended as well as this one, or at the timeout."""
@@ -99,56 +124,54 @@ class Aggregator:
         for name in ("window", "bars", "drain", "close"):
             self._loop.cancel_timers(name)
         self._listener.close()
-        for connection in self._connections.values():
-            self._loop.unwatch(connection.fileno())
-            connection.close()
-        self._connections.clear()
+        for source in self._sources.values():
+            source.connection.close()
+        self._sources.clear()
         self._sink.abandon()
         self._call_after_drain()
 
     def _admit(self, connection: socket.socket) -> None:
         """Accept the authenticated connection of another relay."""
-        connection.settimeout(None)
         enable_keepalive(connection, may_stall=True)
         self._last_source += 1
-        self._connections[self._last_source] = frames = FrameConnection(connection)
-        self._loop.watch(frames.fileno(), partial(self._receive, self._last_source))
+        key = self._last_source
+        self._sources[key] = Source(Connection(
+            self._loop, connection, CODEC, partial(self._receive, key), lambda _: self._disconnect(key)))
 
-    def _receive(self, source: int) -> None:
-        connection = self._connections[source]
+    def _receive(self, key: int, messages: list[ToAggregator | Unreadable]) -> None:
         if self._after_close is not None:  # late output extends the timeout
             self._loop.set_timer("close", CLOSE_TIMEOUT_S, self._close)
-        try:
-            for kind, data in connection.receive():
-                connection.unacked_bytes += len(data) if kind in OUTPUT_KINDS else 0
-                self._take_frame(source, connection, kind, data)
-        except EOFError:
-            self._disconnect(source, connection)
-        self._show(source)
+        for message in messages:
+            self._take_message(key, self._sources[key], message)
+        self._show(key)
 
-    def _take_frame(self, source: int, connection: FrameConnection, kind: MessageKind, data: bytes) -> None:
-        match kind:
-            case MessageKind.STDOUT | MessageKind.STDERR:
-                self._take_data(source, connection.ranks, int(kind), data)
-            case MessageKind.LINES:
+    def _take_message(self, key: int, source: Source, message: ToAggregator | Unreadable) -> None:
+        match message:
+            case Output(stream, data):
+                source.unaccepted_bytes += len(data)
+                self._take_data(key, source.ranks, stream, data)
+            case Lines(data):
+                source.unaccepted_bytes += len(data)
                 now_s = time.monotonic()
                 for lines in decode_lines(data):
-                    self._merger.add(source, lines, now_s)
-            case MessageKind.RANKS:
-                connection.ranks = decode_ranks(data)
+                    self._merger.add(key, lines, now_s)
+            case ServedRanks(ranks):
+                source.ranks = int(ranks, 16)
                 if self._after_drain:
-                    self._request_drain(source, connection)
-            case MessageKind.BAR:
-                self._update_bars(*(ProgressBar(*fields) for fields in json.loads(data)))
-            case MessageKind.RANKS_DONE:
-                self._end_ranks(None, decode_ranks(data))
-            case MessageKind.FLUSH:
-                self.flush(partial(connection.send, MessageKind.FLUSHED))
-            case MessageKind.DRAINED:
-                self._draining.discard(source)
+                    self._request_drain(key)
+            case Bars(data):
+                self._update_bars(*decode_bars(data))
+            case RanksDone(ranks):
+                self._end_ranks(None, int(ranks, 16))
+            case Flush():
+                self.flush(partial(source.connection.send, Flushed()))
+            case Drained():
+                self._draining.discard(key)
                 self._end_drain_if_done()
+            case Unreadable(error):
+                raise ValueError(error)
             case _:
-                raise ValueError(f"{kind!r} from another relay")
+                assert_never(message)
 
     def _take_data(self, source: Hashable, ranks: int, stream: int, data: bytes) -> None:
         splitter = self._splitters.get((source, stream))
@@ -185,7 +208,7 @@ class Aggregator:
         due_s = self._merger.next_due_s()
         if due_s is not None and not self._loop.has_timer("window"):
             self._loop.set_timer("window", max(0.0, due_s - now_s), partial(self._show, is_due=True))
-        if source == OWN_RANK or source in self._connections:
+        if source == OWN_RANK or source in self._sources:
             self._hold_or_resume(source)
         if self._held and self._sink.has_room():
             self.resume_all()
@@ -201,21 +224,19 @@ class Aggregator:
         (self._held.add if is_held else self._held.discard)(source)
         if source == OWN_RANK:
             self._hold(is_held)
-        elif not is_held and (connection := self._connections[source]).unacked_bytes:
-            connection.send(MessageKind.ACK, b"%d" % connection.unacked_bytes)
-            connection.unacked_bytes = 0
+        elif not is_held and (size := self._sources[source].unaccepted_bytes):
+            self._sources[source].unaccepted_bytes = 0
+            self._sources[source].connection.send(Accepted(size))
 
-    def _disconnect(self, source: int, connection: FrameConnection) -> None:
+    def _disconnect(self, key: int) -> None:
         """Remove a relay that has ended."""
-        self._loop.unwatch(connection.fileno())
+        ranks = self._sources.pop(key).ranks
         for stream in (1, 2):
-            if (source, stream) in self._splitters:
-                self._take_data(source, connection.ranks, stream, b"")
-        del self._connections[source]
-        self._held.discard(source)
-        connection.close()
-        self._draining.discard(source)
-        self._end_ranks(source, connection.ranks)
+            if (key, stream) in self._splitters:
+                self._take_data(key, ranks, stream, b"")
+        self._held.discard(key)
+        self._draining.discard(key)
+        self._end_ranks(key, ranks)
 
     def _end_ranks(self, source: Hashable, ranks: int) -> None:
         """Expect no more output of these ranks."""
@@ -232,8 +253,8 @@ class Aggregator:
     def _end_drain_if_done(self) -> None:
         """End a drain once all relays have sent their output, including those that had not connected yet."""
         missing = self._expected & ~self._own_bit
-        for connection in self._connections.values():
-            missing &= ~connection.ranks
+        for source in self._sources.values():
+            missing &= ~source.ranks
         if self._after_drain and not self._draining and not missing:
             self._end_drain()
 
@@ -263,4 +284,4 @@ class Aggregator:
         then, self._after_close = self._after_close, None
         self._show_rest()
         if then is not None:
-            then()
+            self._sink.close(then)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ..base.stderr import write_all
-from ..ipc.channel import Codec, Text, Unreadable
+from ..ipc.channel import Codec, Unreadable
 from ..ipc.helper_process import THREAD_BLOCKED_SIGNALS, HelperProcess, OwnedDescriptors
 from .forwarder import NO_TIMEOUT_S, PIPE_BYTES, forward_output
 from .protocol import (
@@ -54,7 +54,7 @@ class RelayClient:
             kept=self._read_ends)
         self._helper.reap_forking_child()
         self._channel = self._helper.channel
-        self._inbox: dict[type[Any], RelayToRank | Text | Unreadable] = {}
+        self._inbox: dict[type[Any], RelayToRank | Unreadable] = {}
 
     def dismiss(self) -> None:
         """End a relay that is not needed."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..base.errors import assert_never
 from ..base.stderr import write_line
 from ..base.text import field_names
-from ..ipc.channel import Channel, Codec, Text, Unreadable
+from ..ipc.channel import Channel, Codec, Unreadable
 from ..ipc.event_loop import EventLoop
 from ..ipc.helper_process import set_process_title
 from .log import RankLog
@@ -85,7 +85,7 @@ class Forwarder:
         self._loop.watch(control, self._receive)
         self._listen()
 
-    def run(self, messages: list[RankToRelay | Text | Unreadable]) -> None:
+    def run(self, messages: list[RankToRelay | Unreadable]) -> None:
         """Forward all output, after answering messages that have already arrived."""
         self._answer(messages)
         self._loop.run()
@@ -106,11 +106,7 @@ class Forwarder:
         if folding.port:
             from .upstream import Upstream
 
-            try:
-                upstream = Upstream(self._loop, (folding.address, folding.port), folding.token, ranks)
-            except OSError as error:
-                scope = "its output is not folded" if listener < 0 else "its node's output is folded separately"
-                write_line(f"mpiddp: {self._rank_name}: cannot reach the output aggregator ({error}); {scope}")
+            upstream = Upstream(self._loop, (folding.address, folding.port), folding.token, ranks)
         if listener < 0 and upstream is None:
             return self._pass_through()
         if listener < 0:
@@ -124,7 +120,9 @@ class Forwarder:
         from .aggregator import Aggregator
         from .terminal import TerminalRenderer
 
-        def make_renderer() -> TerminalRenderer:
+        def make_renderer(error: str = "") -> TerminalRenderer:
+            if error:
+                write_line(f"mpiddp: {self._rank_name}: {error}; its node's output is folded separately")
             return TerminalRenderer(prefix, self._rank_name)
 
         aggregator = Aggregator(self._loop, folding, listener, upstream or make_renderer(), self._hold)
@@ -138,9 +136,11 @@ class Forwarder:
     def _pass_through(self) -> PassThrough:
         return PassThrough(self._unfolded_prefix, self._rank_name)
 
-    def _replace_upstream(self) -> PassThrough:
+    def _replace_upstream(self, error: str) -> PassThrough:
         """Return the sink to use without the aggregator; processes that outlive the rank may still write."""
-        if not self._is_rank_gone:
+        if error:
+            write_line(f"mpiddp: {self._rank_name}: {error}; its output is not folded")
+        elif not self._is_rank_gone:
             write_line(f"mpiddp: {self._rank_name}: lost the connection to the output aggregator; "
                        "some output may be lost, and later output is not folded")
         return self._pass_through()
@@ -224,7 +224,7 @@ class Forwarder:
         else:
             self._answer(messages)
 
-    def _answer(self, messages: list[RankToRelay | Text | Unreadable]) -> None:
+    def _answer(self, messages: list[RankToRelay | Unreadable]) -> None:
         for message in messages:
             self._catch_up()
             match message:
@@ -238,7 +238,7 @@ class Forwarder:
                     agent = AgentChannel(socket.socket(fileno=self._control.take_descriptor()), AGENT_CODEC)
                     self._awaits_stack = self._log is not None
                     self._loop.watch(agent, partial(self._receive_from_agent, agent))
-                case ForwardConfig() | Text() | Unreadable():
+                case ForwardConfig() | Unreadable():
                     pass
                 case _:
                     assert_never(message)

@@ -81,3 +81,58 @@ RankToRelay = ForwardConfig | RelaySocket | Flush | QueryLoss | RankEnds
 RelayToRank = Flushed | LossReply | Forwarded
 AgentToRelay = Flush | CrashStack
 RelayToAgent = Flushed
+
+
+# A source of output, which is a rank or a node's aggregator, to its aggregator
+
+
+class ServedRanks(NamedTuple):
+    """The source sends the output of these ranks, the bits of a hexadecimal number."""
+
+    ranks: str
+
+
+class Output(NamedTuple):
+    """Bytes that a rank has written to a stream, 1 or 2; none if the stream pauses."""
+
+    stream: int
+    data: bytes
+
+
+class Lines(NamedTuple):
+    """Lines of several ranks, merged, as JSON of encode_lines()."""
+
+    data: bytes
+
+
+class Bars(NamedTuple):
+    """The states of progress bars, as JSON of encode_bars()."""
+
+    data: bytes
+
+
+class RanksDone(NamedTuple):
+    """These ranks, the bits of a hexadecimal number, send no more output."""
+
+    ranks: str
+
+
+class Drained(NamedTuple):
+    """The answer to `Drain`."""
+
+
+# An aggregator to its source
+
+
+class Accepted(NamedTuple):
+    """So many bytes of output were accepted."""
+
+    size: int
+
+
+class Drain(NamedTuple):
+    """Send all output written so far, then answer `Drained`."""
+
+
+ToAggregator = ServedRanks | Output | Lines | Bars | RanksDone | Flush | Drained
+FromAggregator = Accepted | Drain | Flushed

@@ -124,6 +124,8 @@ class TerminalRenderer:
         self._erase()
         then()
 
+    close = flush
+
     def _erase(self) -> None:
         if self._drawn_stream:
             self._writers[self._drawn_stream].write(ERASE)

@@ -5,15 +5,12 @@ A process can start MPI only once, so that program is no MPI rank: the rank leav
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import select
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 from ..base.errors import LaunchError
-from ..ipc.helper_process import fork_daemon, reap, redirect_to_devnull
 
 LEFT_VARIABLE = "_MPIDDP_LEFT"  # holds the process id of a rank that has left its job this way
 
@@ -42,30 +39,6 @@ def hook_exec(leave: Callable[[str], object]) -> None:
 def is_program(path: Any) -> bool:
     """Return whether a path, or a descriptor, is a program."""
     return isinstance(path, int) or (os.path.isfile(path) and os.access(path, os.X_OK))
-
-
-def keep_connected(pids: Collection[int]) -> None:
-    """Keep this rank's connection to its launcher, the descriptor PMI_FD, open until all of the processes have ended.
-
-    MPICH 5.0's mpiexec kills all ranks of a node as soon as one of them closes it by ending after MPI_Finalize.
-    """
-    connection = os.environ.get("PMI_FD", "")
-    if pids and connection.isdecimal():
-        reap(fork_daemon(functools.partial(await_end, pids), kept=(int(connection),),
-                           name="the process that keeps a rank's connection to its launcher"))
-
-
-def await_end(pids: Collection[int]) -> None:
-    """Return when all of the processes have ended; before Linux 5.3, which has no pidfd_open(), at once."""
-    redirect_to_devnull(0, 1, 2)  # a launcher waits until nobody has them open
-    ends = []
-    for pid in pids:
-        with contextlib.suppress(OSError, AttributeError):
-            ends.append(os.pidfd_open(pid))
-    for end in ends:
-        poller = select.poll()
-        poller.register(end, select.POLLIN)
-        poller.poll()
 
 
 def check_started_once() -> None:

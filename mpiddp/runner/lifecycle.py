@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..base import timeline
 from ..base.config import RESTART_VARIABLE, STEPS_SUFFIX, LaunchConfig, Script
-from ..base.errors import EndTimeoutError, LocalLaunchError
+from ..base.errors import LocalLaunchError
 from ..base.files import write_file
-from ..base.stderr import STDERR, warn, write_line
-from ..base.text import format_ranges
-from ..bootstrap.refusal import refuse_alone
+from ..base.stderr import warn, write_line
+from ..base.termination import hard_exit
+from ..bootstrap.refusal import format_refusal, refuse_alone
 from ..discovery import schedulers
 from ..discovery.launchers import LaunchFacts
 from ..discovery.runtime import hostname
 from ..discovery.script import has_rank_words, has_should_stop
 from ..failure import exception
 from ..failure.root_cause import UNKNOWN_RANKS
-from ..output.redirect import make_flush_fail
 from ..systems.statuses import EXIT_REQUEUE
 from . import script, signals
-from .exec import hook_exec, keep_connected
+from .exec import hook_exec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from .stop import Stop
     from .termination import Termination
 
-TRIES = (1, 2, 3)  # of reporting a failure, if signals' handlers raise meanwhile
 TRAINING_S = 1.0  # a script trains if its optimizers make steps for longer than this
 ACCELERATE_ADVICE = "; to train together on CPUs, set ACCELERATE_USE_CPU=true or use Accelerator(cpu=True)"
 LIGHTNING_ADVICE = '; pass strategy="ddp", devices= and num_nodes= to Lightning\'s Trainer (see examples/README.md)'
@@ -55,18 +53,20 @@ class RunningJob:
     ) -> None:
         self.membership, self.termination, self._write_trace = membership, termination, write_trace
         self.has_left = False  # in order
+        self.status = 0  # with which the script has ended
         self.failure: BaseException | None = None  # that has left our code around the script, and is not reported
-        self.replaced: list[int] = []  # the processes of this node's ranks, if a program replaces any rank's
         self.trained_s = 0.0  # how long its optimizers have made steps, as far as watched
         self.has_warned_independent = False
-        self._incomplete: list[int] = []  # the ranks whose logs have lost data, on rank 0
         self._stop: Stop | None = None
         if stop is not None:
             self.join_stop(stop)
 
     def refuse_alone(self, error: LocalLaunchError) -> NoReturn:
         """Print on the terminal an error that only this rank knows, and end the job on all ranks."""
-        refuse_alone(error, self.termination.terminal if self.termination else STDERR)
+        if self.termination is None:
+            refuse_alone(error)
+        write_line(format_refusal(error), self.termination.terminal)
+        self.termination.refuse(error)
 
     def join_stop(self, begun: Stop | None = None) -> Stop:
         """Return the `Stop` on which all ranks agree; `begun` has noted signals already."""
@@ -95,43 +95,40 @@ class RunningJob:
         is_rank0 = self.membership.environment.rank == 0
         return is_rank0 and bool(report) and RESTART_VARIABLE in os.environ and self._stop is not None
 
-    def leave(
-        self, exit_timeout_s: float | None, at_end: Callable[[], object] = bool, frees_port: bool = False
-    ) -> None:
-        """Leave the job when every rank does; raise EndTimeoutError with the missing ranks after `exit_timeout_s`.
+    def leave(self, status: int = 0) -> None:
+        """Leave the job and MPI when every rank can; until then rank 0's store and the process group stay.
 
-        Until then rank 0's store and the process group stay: a rank that ends early must not disturb the others.
-        `at_end` is called when every rank has finished, and the group still exists. If any rank `frees_port`, all wait
-        until rank 0's store is closed: a new one may listen on its port.
+        A rank that ends early must not disturb the others. If a rank has vanished, or the job ends because another one
+        has failed, this one does not leave MPI, which would wait for all. `status` is the one with which it ends.
         """
-        member = self.membership
-        is_lost = self.termination is not None and self.termination.has_lost_log()
-        is_nonzero = self.termination is not None and self.termination.exits_nonzero()
-        most_calls, any_lost, any_frees_port, any_nonzero = self._await_all(
-            "script", [is_lost, frees_port, is_nonzero], exit_timeout_s)
-        if any_lost:
-            self._incomplete = member.rendezvous.gather_true(is_lost)
-        at_end()
-        if any_nonzero and self.termination is not None:
-            self._await_all("output", [], exit_timeout_s)  # at_end() may have printed something
-            self.termination.flush_output()  # before MPI_Finalize: Open MPI kills the others when one exits like that
+        from mpi4py import MPI
+
+        member, termination = self.membership, self.termination
+        assert termination is not None
+        end = termination.await_all_finished(self._stop.calls if self._stop else 0)
+        if end is None:
+            return
         member.destroy_group()
-        if most_calls:
-            self.join_stop().complete(most_calls)
-        if self._write_trace is not None:
+        has_mpi = end.complete and not MPI.Is_finalized()
+        if has_mpi and end.most_calls:
+            self.join_stop().complete(end.most_calls)
+        if has_mpi and self._write_trace is not None:
             self._write_trace(member.comm, hostname())
         member.drop_store()
-        if any_frees_port:
-            self.replaced = member.rendezvous.list_local_processes()
-        member.rendezvous.close()
+        if has_mpi:
+            member.rendezvous.close()
+            MPI.Finalize()
+        self.has_left = True
+        termination.leave(status)
 
-    def report_incomplete_logs(self) -> None:
-        """Print on rank 0 which ranks' logs are incomplete, if any, after all other output."""
-        if self._incomplete:
-            words = f"rank{'s' * (len(self._incomplete) > 1)} {format_ranges(self._incomplete)}"
-            index = self.membership.log.ranks_file
-            where = f" (first lost byte of each in {index})" if index else ""
-            write_line(f"mpiddp: logs are incomplete: {words}{where}")
+    def leave_over_mpi(self, exit_timeout_s: float | None) -> None:
+        """Leave a job that has no agents when every rank does; raise EndTimeoutError after `exit_timeout_s`."""
+        most_calls, = self._await_all([self._stop.calls if self._stop else 0], exit_timeout_s)
+        self.membership.destroy_group()
+        if most_calls:
+            self.join_stop().complete(most_calls)
+        self.membership.drop_store()
+        self.membership.rendezvous.close()
 
     def give_up(self) -> None:
         """Leave the job without notice to the other ranks."""
@@ -145,30 +142,24 @@ class RunningJob:
         if self._stop is not None:
             self._stop.release()
 
-    def _await_all(self, step: str, own: Sequence[int], timeout_s: float | None) -> Sequence[int]:
-        """Wait until all ranks have come to a step of their end, even if a signal's handler calls exit(0).
+    def _await_all(self, own: Sequence[int], timeout_s: float | None) -> Sequence[int]:
+        """Wait until all ranks have come to their end, even if a signal's handler calls exit(0).
 
-        Returns the most calls of should_stop() that a rank made, and the largest of each of the ranks' `own`.
+        Returns the largest of each of the ranks' `own`.
         """
-        calls = self._stop.calls if self._stop else 0
-        rendezvous = self.membership.rendezvous
         while True:
             try:
-                return rendezvous.await_end(step, [calls, *own], timeout_s, self._name_missing, self._remind)
+                return self.membership.rendezvous.await_end("script", own, timeout_s, lambda: UNKNOWN_RANKS,
+                                                            self._remind)
             except SystemExit as error:
                 if exception.find_script_status(error):
                     raise
 
     def _remind(self, waited_s: float) -> None:
-        """Print which ranks are awaited, if this rank has waited longest."""
+        """Print that ranks are awaited, if this rank has waited longest."""
         rank = self.membership.rendezvous.rank
         if rank == self.membership.groups.keys.elect("reminds", rank):
-            names = self._name_missing()
-            write_line(f"mpiddp: still waiting after {waited_s:.0f} s for other ranks to finish: {names}")
-
-    def _name_missing(self) -> str:
-        names = self.termination.describe_unfinished() if self.termination else ""
-        return names or UNKNOWN_RANKS
+            write_line(f"mpiddp: still waiting after {waited_s:.0f} s for other ranks to finish")
 
 
 def prepare_stop(config: LaunchConfig, started_by: LaunchFacts | None) -> Stop | None:
@@ -197,38 +188,21 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     assert config.script is not None
     assert job.termination
     job.membership.groups.adopt_calls()
-    hook_exec(functools.partial(leave_before_exec, job, config))
+    hook_exec(functools.partial(leave_before_exec, job))
     signals.protect_workers()
     watch_training(job, config)
-    at_end = functools.partial(warn_independent_ranks, job, config)
-    status, failure = 0, None
     try:
-        try:
-            timeline.begin_stage("script")
-            script.run_main(with_local_rank(config.script, config.local_rank_option))
-        except SystemExit as error:
-            status = exception.find_script_status(error)
-            if status and not (status == EXIT_REQUEUE and job.is_stopping()):
-                raise
-        job.termination.status = status
-        if not config.python_exit:
-            job.termination.finish(status, at_end)
+        timeline.begin_stage("script")
+        script.run_main(with_local_rank(config.script, config.local_rank_option))
+        return 0
+    except SystemExit as error:
+        status = exception.find_script_status(error)
+        if not status or (status == EXIT_REQUEUE and job.is_stopping()):
+            job.status = status
+            return status
+        return job.termination.fail_by_exception(error)
     except BaseException as error:
-        failure = error  # nothing else references it when this block has ended
-    for _ in TRIES:  # no call outside of the two blocks: after each, a signal's handler may raise
-        if failure is None:
-            return status
-        try:
-            if exception.find_script_status(failure):
-                return job.termination.fail_by_exception(failure)
-            if not config.python_exit:  # a signal's handler has called sys.exit(0) after the script's end
-                job.termination.finish(status, at_end)
-            return status
-        except SystemExit:  # of a signal's handler: the script has failed before
-            continue
-        except BaseException as error:  # as torch's handler raises when a worker has died, before the report
-            failure = error
-    raise RuntimeError("the failure cannot be reported") from failure
+        return job.termination.fail_by_exception(error)
 
 
 def watch_training(job: RunningJob, config: LaunchConfig) -> None:
@@ -296,7 +270,7 @@ def with_local_rank(script: Script, option: str) -> Script:
 
 
 def leave_job(job: RunningJob, config: LaunchConfig) -> None:
-    """Leave the job in order and finalise MPI. Do nothing in a process that the rank has forked.
+    """Leave the job in order, as the last of the atexit functions. Do nothing in a process that the rank has forked.
 
     If an exception has left our code around the script, the rank has failed instead: a signal's handler may raise
     anywhere.
@@ -305,62 +279,37 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
     assert termination
     if not termination.is_own_process() or job.has_left:
         return
+    if job.failure is not None and not termination.has_failed:
+        termination.fail_by_exception(job.failure)
     if termination.has_failed:
-        if config.python_exit:
-            termination.end_after_failure()
+        termination.abort()
         return
-    if job.failure is not None:
-        termination.fail_at_end(job.failure, is_printed=True)
-    signals.ignore_clean_exits()
-    from mpi4py import MPI
-
     try:
-        if not MPI.Is_finalized():
-            if config.python_exit and config.explain is None:
-                warn_independent_ranks(job, config)
-            job.write_steps(config.error_file)
-            termination.announce_script_end()
-            timeline.begin_stage("exit")
-            job.leave(config.exit_timeout_s, bool if config.python_exit else termination.drop_script)
-            MPI.Finalize()
-        is_lost = close_job(job, termination)
+        if config.explain is None:
+            warn_independent_ranks(job, config)
+        job.write_steps(config.error_file)
+        timeline.begin_stage("exit")
+        job.leave(job.status)
+        termination.output.finish()
     except BaseException as error:  # a signal's handler may raise here, too
-        termination.fail_at_end(error)
-    if is_lost and config.python_exit:
-        make_flush_fail()
+        termination.fail_by_exception(error)
 
 
-def leave_before_exec(job: RunningJob, config: LaunchConfig, call: str) -> None:
+def leave_before_exec(job: RunningJob, call: str) -> None:
     """Leave the job before a `call` replaces this rank's program, when all ranks do so or have come to their end.
 
-    The program finds the rank's variables, and MASTER_PORT free, as under torchrun. It is not watched.
+    The program finds the rank's variables, and MASTER_PORT free, as under torchrun. It is no rank any more.
     """
     termination = job.termination
     assert termination
     if not termination.is_own_process() or job.has_left:
         return
-    from mpi4py import MPI
-
-    limit_s = config.startup_timeout_s if config.exit_timeout_s is None else config.exit_timeout_s
     try:
-        if not MPI.Is_finalized():
-            termination.announce_script_end()
-            job.leave(limit_s, frees_port=True)
-            MPI.Finalize()
-        close_job(job, termination)
-    except EndTimeoutError as error:
-        termination.fail_at_end(EndTimeoutError(f"before {call}(), {error}"))
+        job.leave()
+        termination.output.finish()
     except BaseException as error:
-        termination.fail_at_end(error)
+        termination.fail_by_exception(error)
+    if not job.has_left:  # the job ends
+        hard_exit(1)
     if job.membership.environment.rank == 0:
-        write_line(f"mpiddp: {call}() replaces the script: the new program must call init_process_group(); mpiddp "
-                   "does not watch it, and does not prefix or log its output")
-
-
-def close_job(job: RunningJob, termination: Termination) -> bool:
-    """End this rank's helper processes once it has left the job; return whether output was lost."""
-    job.has_left = True
-    is_lost = termination.close()
-    job.report_incomplete_logs()
-    keep_connected(job.replaced)
-    return is_lost
+        write_line(f"mpiddp: {call}() replaces the script: the new program must call init_process_group() itself")

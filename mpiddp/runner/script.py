@@ -1,26 +1,19 @@
 """Run the user's script in this process as `python script.py`, `python -m module` or `python -c code` would.
 
-A script may also be bytecode, or a folder or a zip file with a `__main__`. Instead of Python itself another program may
-run this package and continue afterwards, such as a profiler.
+A script may also be bytecode, or a folder or a zip file with a `__main__`.
 """
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import importlib.machinery
 import importlib.util
-import itertools
 import os
 import sys
 import types
 
 from ..base.config import Script
-from ..base.termination import c_exit
 from ..discovery.script import compile_command, compile_file, find_application, find_module, is_bytecode, make_absolute
-from . import teardown
-
-PACKAGE = __name__.partition(".")[0]
 
 
 def set_path(script: Script) -> None:
@@ -102,37 +95,3 @@ def make_spec_main(spec: importlib.machinery.ModuleSpec) -> tuple[types.ModuleTy
     )
     code = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
     return main, code
-
-
-def is_run_by_python(frame: types.FrameType) -> bool:
-    """Return whether Python itself runs our `__main__`, or another module that has called us."""
-    return all(caller.f_globals.get("__name__") == "runpy" for caller in find_callers(frame)[1:])
-
-
-def find_callers(frame: types.FrameType) -> list[types.FrameType]:
-    """Return the frames outside this package that have called it, innermost first."""
-    outer = []
-    while frame.f_back is not None:
-        frame = frame.f_back
-        outer.append(frame)
-
-    def is_ours(caller: types.FrameType) -> bool:
-        return str(caller.f_globals.get("__name__")).startswith(f"{PACKAGE}.")
-
-    return list(itertools.dropwhile(is_ours, outer))
-
-
-class ExitStatusKeeper:
-    """Keeps our exit status: a program that runs ours may lose it, as Python's profilers do."""
-
-    def __init__(self, frame: types.FrameType) -> None:
-        """If our `__main__` is run, exit with the status, after all atexit functions registered later."""
-        self.status = 0
-        spec = find_callers(frame)[0].f_globals.get("__spec__")
-        if getattr(spec, "name", "") == f"{PACKAGE}.__main__":
-            atexit.register(self._exit)
-
-    def _exit(self) -> None:
-        if self.status:
-            teardown.drop_modules()
-            c_exit(self.status)

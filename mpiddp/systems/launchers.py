@@ -86,9 +86,12 @@ class Launcher(NamedTuple):
     them; `interface` writes such an option with {} for its value, which the variable `asked` holds, and
     `ask_interfaces` is the command that lists them. If it belongs to a `library`, it starts only that. `hides` are the
     prefixes of its variables that the library of a single process must not see, `hides_always` those of others that no
-    rank must see. Through the interfaces in `loses_status` MPI_Abort loses the job's exit status. `pmi_library` must
-    name its PMI library to Intel MPI. `is_step`: its ranks are a step of the job. `binds_without_cgroup`: a rank may
-    have fewer CPUs than its cgroup.
+    rank must see. `pmi_library` must name its PMI library to Intel MPI. `is_step`: its ranks are a step of the job.
+    `binds_without_cgroup`: a rank may have fewer CPUs than its cgroup.
+
+    Signals: one that the launcher passes on, or sends to end a job, reaches the process group that it has started; if
+    it `signals_all`, every process of a rank. `kill_delay_s` after SIGTERM a rank is best ended, shortly before the
+    launcher sends SIGKILL; 0 if that takes long.
 
     Command line: `command` starts ranks. `program` is a regular expression for the program's name, `path` for its path
     with links resolved, and `version` for the output of --version. `chooses` choose nodes, `counts` set the number of
@@ -133,10 +136,12 @@ class Launcher(NamedTuple):
     library: MpiLibrary | None = None
     hides: tuple[str, ...] = ()
     hides_always: tuple[str, ...] = ()
-    loses_status: frozenset[str] = frozenset()
     pmi_library: str = ""
     is_step: bool = False
     binds_without_cgroup: bool = False
+
+    signals_all: bool = False
+    kill_delay_s: float = 0.0
 
     command: str = ""
     program: str = ""
@@ -293,8 +298,8 @@ SRUN = Launcher(
     is_task=is_slurm_step, carries=True, terminal="SLURM_PTY_PORT",
     options={PMIX: "--mpi=pmix", PMI: "--mpi=pmi2", CRAY_PMI: "--mpi=cray_shasta"}, asked="SLURM_MPI_TYPE",
     interface="--mpi={}", ask_interfaces=("srun", "--mpi=list"),
-    hides=("SLURM_", "PMI_", "PMIX_", "PALS_", "I_MPI_PMI_LIBRARY"), loses_status=frozenset({PMI}),
-    pmi_library="I_MPI_PMI_LIBRARY", is_step=True,
+    hides=("SLURM_", "PMI_", "PMIX_", "PALS_", "I_MPI_PMI_LIBRARY"),
+    pmi_library="I_MPI_PMI_LIBRARY", is_step=True, signals_all=True,
     command="srun", program="srun", counts=("-n", "--ntasks"), per_node=("--ntasks-per-node",),
     chooses=("-N", "--nodes", "-w", "--nodelist", "-x", "--exclude", "-F", "--nodefile"),
     values=dict.fromkeys((
@@ -311,12 +316,12 @@ SRUN = Launcher(
 PSSLURM = SRUN._replace(
     marks=(PARASTATION_VARIABLE,), fits=is_slurm_step, alone=never, is_task=None, terminal="",
     options={PMIX: "PSSLURM_PMI_TYPE=pmix", PMI: "PSSLURM_PMI_TYPE=pspmi"}, asked="", ask_interfaces=(),
-    loses_status=frozenset(), pmi_library="", program="", step_options=None, tested=Launcher("").tested)
+    pmi_library="", program="", step_options=None, tested=Launcher("").tested)
 FLUX_RUN = Launcher(
     "flux run", ("FLUX_TASK_RANK",), ("FLUX_JOB_SIZE",), ("FLUX_TASK_LOCAL_ID",), fits=is_outside_slurm,
     is_task=is_outside_slurm,  # no launcher makes Flux start its daemons as tasks
     options={PMIX: "-o pmi=pmix", PMI: "-o pmi=simple", FLUX_PMI: "-o pmi=simple", CRAY_PMI: "-o pmi=cray-pals"},
-    hides=("FLUX_PMI_", "PMI_", "PMIX_", "PALS_"), loses_status=ALL_INTERFACES,  # the abort cancels the job: 143
+    hides=("FLUX_PMI_", "PMI_", "PMIX_", "PALS_"),
     binds_without_cgroup=True,
     command="flux run", program="flux", counts=("-n", "--ntasks"), per_node=("--tasks-per-node",),
     chooses=("-N", "--nodes", "--requires"),

@@ -18,7 +18,8 @@ class MpiLibrary(NamedTuple):
     package on PyPI. `modules` is a regular expression for the beginning of the names of its environment modules;
     `interface` is the one that it is mostly built for; `segments` are the beginnings of its files in /dev/shm, which a
     killed rank leaves behind. If it `needs_shm`, MPI_Init aborts without /dev/shm. If it `exits_by_function`, a
-    function that it registers for the process's exit tells its launcher that the rank has ended normally.
+    function that it registers for the process's exit tells its launcher that the rank has ended normally; under Hydra
+    the agent does so.
     """
 
     name: str

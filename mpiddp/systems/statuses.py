@@ -39,6 +39,11 @@ def signal_status(number: int) -> int:
     return SIGNAL_BASE + number
 
 
+def wait_status_to_shell(status: int) -> int:
+    """Return the status that a shell reports for a wait status (man 2 wait)."""
+    return signal_status(status & 0x7F) if status & 0x7F else status >> 8
+
+
 EXIT_INTERRUPTED = signal_status(signal.SIGINT)
 EXIT_TERMINATED = signal_status(signal.SIGTERM)
 EXIT_KILLED = signal_status(signal.SIGKILL)

@@ -5,68 +5,52 @@ from __future__ import annotations
 import _thread
 import contextlib
 import errno
-import functools
 import gc
 import operator
 import os
 import select
 import signal
-import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import FrameType
 
+from ..base.files import file_identity
 from ..base.termination import flush_files
 from ..base.text import CUT_STACK
 from ..ipc.channel import encode
-from ..ipc.helper_process import THREAD_BLOCKED_SIGNALS, file_identity
-from .protocol import ASK_SIGNAL, FLUSH, TRACER, TRACER_END, WHERE, Progress, StackSample
+from . import progress
+from .protocol import ASK_SIGNAL, END, WHERE, Progress, StackSample
 
-THREAD_END_TIMEOUT_S = 1.0
+# Blocked in our threads: all signals except those of a fault in the thread itself.
+THREAD_BLOCKED_SIGNALS = signal.valid_signals() - {
+    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+
 NO_READER = errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.EBADF  # the agent does not read, or is gone
 MAX_CALLS = 100  # the innermost ones
 OUTERMOST_CALLS = ("_run_module_as_main", "_bootstrap", "<module>")  # of `python -m`, of a thread, and of a script
-YAMA = "/proc/sys/kernel/yama/ptrace_scope"
-DESCENDANTS_ONLY = "1"  # in that file: a process may trace its descendants, and processes that permit it
-PR_SET_PTRACER = 0x59616D61  # (linux/prctl.h)
 
 
 class StackDumper:
     """The rank's ends of a pipe and a socket to its agent.
 
-    A thread of the rank answers requests on the socket: for the main thread's stack and a `Progress`, or to flush the
-    script's files. ASK_SIGNAL requests the stack of a process that the rank has forked, and of the rank if its thread
-    does not answer: a handler in Python writes it to the pipe. A handler in C, such as faulthandler's, could crash the
-    process, since the signal may arrive in the middle of a call (python/cpython#116008).
-
-    If native code holds the GIL, py-spy reads the stack from outside. If Yama forbids that, each process permits it
-    (prctl(2), PR_SET_PTRACER).
+    A thread of the rank answers requests on the socket: for the main thread's stack and a `Progress`, or to end the
+    rank. ASK_SIGNAL requests the stack of a process that the rank has forked, and of the rank if its thread does not
+    answer: a handler in Python writes it to the pipe. A handler in C, such as faulthandler's, could crash the process,
+    since the signal may arrive in the middle of a call (python/cpython#116008).
     """
 
-    def __init__(self) -> None:
-        """Start; raise OSError if another handler uses the signal, or no descriptor is left."""
+    def __init__(self, pipe: int, query_socket: int) -> None:
+        """Start; raise OSError if another handler uses the signal."""
         if handled_signals([ASK_SIGNAL]) or signal.getsignal(ASK_SIGNAL) not in (signal.SIG_DFL, signal.SIG_IGN):
             raise OSError(f"signal {ASK_SIGNAL} is already in use")
-        self.read_end, self.write_end = os.pipe()
-        os.set_blocking(self.write_end, False)  # the rank never waits for the agent: unread stacks are dropped
-        try:
-            self._socket, self.agent_socket = (end.detach() for end in socket.socketpair())
-        except OSError:
-            os.close(self.read_end)
-            os.close(self.write_end)
-            raise
-        os.set_blocking(self._socket, False)
-        self._files = {descriptor: file_identity(descriptor)
-                       for descriptor in (self.read_end, self.write_end, self._socket, self.agent_socket)}
+        self._pipe, self._socket = pipe, query_socket
+        self._files = {descriptor: file_identity(descriptor) for descriptor in (pipe, query_socket)}
         self._main_thread = _thread.get_ident()
         self._signals, self._writing_pid = 0, 0  # signals not yet answered; the process whose handler is writing
         self._handler = self._on_signal  # one object, so that it can be compared with getsignal()
-        self._permit: Callable[[], object] = bool  # lets the agent trace this process
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(ASK_SIGNAL, self._handler)
             signal.siginterrupt(ASK_SIGNAL, False)
-        os.register_at_fork(after_in_child=lambda: self._permit())
-        self._thread_runs = _thread.allocate_lock()  # held while the thread runs
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, THREAD_BLOCKED_SIGNALS)  # pending handlers run here
@@ -74,26 +58,6 @@ class StackDumper:
                 _thread.start_new_thread(self._serve, ())  # so that threading.enumerate() does not show it
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    def close(self) -> None:
-        """Stop; until release_signal(), a signal that is still pending is ignored."""
-        self._permit = bool
-        with contextlib.suppress(ValueError):  # not in the main thread
-            if signal.getsignal(ASK_SIGNAL) == self._handler:
-                signal.signal(ASK_SIGNAL, signal.SIG_IGN)
-        if self._is_ours(self.agent_socket):
-            with (socket.socket(fileno=os.dup(self.agent_socket)) as agent_socket,
-                  contextlib.suppress(OSError)):
-                agent_socket.shutdown(socket.SHUT_RDWR)  # which ends the thread
-            self._thread_runs.acquire(timeout=THREAD_END_TIMEOUT_S)
-        for descriptor in filter(self._is_ours, self._files):
-            os.close(descriptor)
-
-    def release_signal(self) -> None:
-        """Restore the signal's default action; call this when no agent is left to send it."""
-        with contextlib.suppress(ValueError):  # not in the main thread
-            if signal.getsignal(ASK_SIGNAL) == signal.SIG_IGN:
-                signal.signal(ASK_SIGNAL, signal.SIG_DFL)
 
     def _is_ours(self, descriptor: int) -> bool:
         """Return whether a descriptor is still our file: a script may have closed it, and opened another."""
@@ -106,20 +70,16 @@ class StackDumper:
 
     def _serve(self) -> None:
         """Answer requests until the socket is closed; the body of the thread."""
-        from .progress import read_progress
-
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        with self._thread_runs, contextlib.suppress(Exception):  # print no traceback into the script's output
+        with contextlib.suppress(Exception):  # print no traceback into the script's output
             while poll.poll() and self._is_ours(self._socket) and (requests := os.read(self._socket, 100)):
                 if WHERE in requests:
                     self._send(self._socket, StackSample(os.getpid(), format_calls(read_frame(self._main_thread))))
-                    self._send(self._socket, read_progress())
-                if FLUSH in requests:
+                    self._send(self._socket, progress.read_progress())
+                if END in requests:
                     flush_files()
-                if TRACER in requests:
-                    self._permit = make_permission(int(requests.partition(TRACER)[2].partition(TRACER_END)[0]))
-                    self._permit()
+                    end_by_signal()
 
     def _on_signal(self, _: int, frame: FrameType | None) -> None:
         """Handle ASK_SIGNAL; if it arrives again while the handler runs, the same stack is written once more."""
@@ -128,29 +88,25 @@ class StackDumper:
             self._writing_pid = os.getpid()
             try:
                 with contextlib.suppress(RecursionError):  # near the script's limit; other errors are the script's own
-                    self._send(self.write_end, fit_calls(select.PIPE_BUF - 2, frame))
+                    self._send(self._pipe, fit_calls(select.PIPE_BUF, frame))
             finally:
                 self._writing_pid = 0
                 self._signals -= signals
 
     def _send(self, descriptor: int, message: StackSample | Progress) -> None:
-        """Send a message to the agent on a line of its own; drop it if the agent does not read."""
+        """Send a message to the agent; to the pipe, drop it if the agent does not read."""
         try:
             if self._is_ours(descriptor):
-                os.write(descriptor, b"\n" + encode(message) + b"\n")
+                os.write(descriptor, encode(message))
         except OSError as error:
             if error.errno not in NO_READER:
                 raise
 
 
-def make_permission(tracer: int) -> Callable[[], object]:
-    """Return a function that lets `tracer` and its descendants trace the calling process, if Yama requires that."""
-    with contextlib.suppress(OSError), open(YAMA) as file:
-        if file.read().strip() == DESCENDANTS_ONLY:
-            import ctypes  # torch has imported it
-
-            return functools.partial(ctypes.CDLL(None).prctl, PR_SET_PTRACER, ctypes.c_ulong(tracer), 0, 0, 0)
-    return bool
+def end_by_signal() -> None:
+    """End this process as SIGTERM does, by the script's own handler if it has one; note no signal for should_stop()."""
+    has_handler = callable(signal.getsignal(signal.SIGTERM)) and not progress.is_noted(signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM if has_handler else signal.SIGKILL)
 
 
 def read_frame(thread: int) -> FrameType | None:

@@ -38,6 +38,11 @@ def publish_noted_signals(numbers: Iterable[int]) -> None:
     _noted[0] = sum(1 << number for number in numbers)
 
 
+def is_noted(number: int) -> bool:
+    """Return whether a signal is noted for should_stop(), and nothing else happens."""
+    return bool(_noted[0] >> number & 1)
+
+
 def find_unasked_signal(numbers: Iterable[int]) -> int:
     """Return the most urgent of these signals that waits for this rank's first should_stop(), 0 for none."""
     return 0 if step_count() else max((number for number in numbers if _noted[0] >> number & 1), default=0)

@@ -7,21 +7,10 @@ from typing import NamedTuple
 
 ASK_SIGNAL = signal.SIGRTMAX - 2  # requests the `StackSample` of a rank, or of a process that it has forked
 
-# Requests of an agent on the socket of `QuerySocket`: send stack and progress; flush all files; let process %d trace
-# you.
-WHERE, FLUSH, TRACER, TRACER_END = b"?", b"!", b"+", b";"
+# Requests of an agent on the socket to a thread of its rank: send stack and progress; flush all files and end the rank.
+WHERE, END = b"?", b"!"
 
 # From a rank to its agent
-
-
-class StackPipe(NamedTuple):
-    """Carries the read end of the pipe to which the rank writes `StackSample`s through its own `descriptor`."""
-
-    descriptor: int
-
-
-class QuerySocket(NamedTuple):
-    """Carries the agent's end of the socket on which a thread of the rank takes requests."""
 
 
 class StackSample(NamedTuple):
@@ -40,12 +29,6 @@ class InspectFds(NamedTuple):
     pipe: int = -1
     descriptor: int = -1
     socket: int = -1
-
-    def with_end(self, message: StackPipe | QuerySocket, descriptor: int) -> InspectFds:
-        """Return this with the `descriptor` that arrived with the rank's message."""
-        if isinstance(message, StackPipe):
-            return self._replace(pipe=descriptor, descriptor=message.descriptor)
-        return self._replace(socket=descriptor)
 
 
 class Progress(NamedTuple):

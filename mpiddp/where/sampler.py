@@ -15,7 +15,7 @@ from posix import fork  # as in ipc/helper_process.py
 from ..base.text import truncate_middle
 from ..failure import stack
 from ..failure.root_cause import MAX_STACK_CHARS
-from ..ipc.channel import Codec, Text, Unreadable
+from ..ipc.channel import Codec, FrameReader, Unreadable
 from ..ipc.event_loop import EventLoop
 from ..ipc.helper_process import close_other_descriptors, redirect_to_devnull
 from .process_sample import (
@@ -47,7 +47,6 @@ PY_SPY_TIMEOUT_S = 0.8
 STACKS_TIMEOUT_S = 0.9
 CHECK_INTERVAL_S = 0.1  # between two checks for processes in native code
 MIN_AGE_S = 1.0  # a younger child may be about to execute another program, which the signal would kill
-MAX_BUFFER_BYTES = 2**20
 MAX_DUMPS = 4  # runs of py-spy for one request
 CPU_INTERVAL_S = 0.2  # over which CPU time is measured, and in which a system call may end
 MAX_CHILDREN = 16
@@ -79,7 +78,7 @@ class StackCollector:
         self._dumped: set[int] = set()  # those of them that py-spy reads
         self._signalled: dict[int, ProcSample] = {}  # the signalled processes, sampled before the signal
         self._last: dict[int, ProcSample] = {}  # their last samples
-        self._buffers = dict.fromkeys((descriptors.pipe, descriptors.socket), b"")  # incomplete lines
+        self._readers = {end: FrameReader(CODEC) for end in (descriptors.pipe, descriptors.socket)}
         self._began_s = 0.0
         self._on_change: Callable[[], object] = lambda: None
         for end, read in ((descriptors.pipe, self._read_pipe), (descriptors.socket, self._read_socket)):
@@ -190,41 +189,38 @@ class StackCollector:
             self._loop.cancel_timers("stack")
             self._on_change()
 
-    def _read(self, end: int) -> bytes:
-        """Return what can be read; close this end if the other one is closed."""
+    def _read(self, end: int) -> list[RankSample | Unreadable]:
+        """Return the messages that can be read; close this end if the other one is closed."""
         try:
             data = os.read(end, 65536)
+            messages = self._readers[end].feed(data)
         except BlockingIOError:
-            return b""
-        except ConnectionError:  # the rank has exited without reading a request
-            data = b""
+            return []
+        except OSError:  # the rank has exited without reading a request, or a message is too long
+            data, messages = b"", []
         self.received_bytes += len(data)
         if not data:
             self._loop.unwatch(end)
             os.close(end)
             pipe, descriptor, socket = (-1 if value == end else value for value in self._descriptors)
             self._descriptors = InspectFds(pipe, descriptor, socket)
-        return data
-
-    def _read_lines(self, end: int) -> list[bytes]:
-        *lines, self._buffers[end] = (self._buffers[end] + self._read(end))[-MAX_BUFFER_BYTES:].split(b"\n")
-        return [line for line in lines if line]
+        return messages
 
     def _read_pipe(self) -> None:
         """Take the messages of signal handlers."""
         if self._descriptors.pipe >= 0:
-            for line in self._read_lines(self._descriptors.pipe):
-                self._take_stack(CODEC.decode(line))
+            for message in self._read(self._descriptors.pipe):
+                self._take_stack(message)
 
-    def _take_stack(self, message: RankSample | Text | Unreadable) -> None:
+    def _take_stack(self, message: RankSample | Unreadable) -> None:
         if isinstance(message, StackSample) and message.pid in self._pending:
             self._store(message.pid, stack.parse_dump(message.text))
             self._finish(message.pid)
 
     def _read_socket(self) -> None:
         """Take the messages of the rank's thread."""
-        for line in self._read_lines(self._descriptors.socket):
-            self._take_stack(message := CODEC.decode(line))
+        for message in self._read(self._descriptors.socket):
+            self._take_stack(message)
             if isinstance(message, Progress):
                 self._awaits_progress = False
                 self.progress, self.spins = message, message.spins

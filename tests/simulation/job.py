@@ -7,18 +7,25 @@ from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
-from mpiddp.agent.coordinator import PRINT_TIMEOUT_S
-from mpiddp.agent.protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S
-from mpiddp.agent.watcher import DECISION_TIMEOUT_S, LEAVE_TIMEOUT_S
-from mpiddp.failure.root_cause import ROOT_CAUSE_WAIT_S, SAME_CAUSE_WAIT_S, Report
-from tests.simulation.world import COLLECTIVE_S, EXIT_TIMEOUT_S, LOST_LINK_S, Rank, Shape, World
+from mpiddp.agent.timeouts import (
+    DECISION_TIMEOUT_S,
+    DESCENDANTS_TIMEOUT_S,
+    FINAL_EXIT_TIMEOUT_S,
+    LATE_AGENTS_TIMEOUT_S,
+    LOST_COORDINATOR_TIMEOUT_S,
+    PRINT_TIMEOUT_S,
+)
+from mpiddp.failure.root_cause import ROOT_CAUSE_WAIT_S, SAME_CAUSE_WAIT_S, RootCause
+from tests.simulation.world import COLLECTIVE_S, LAUNCHERS, LOST_LINK_S, Rank, Shape, World
 
-NOTICED_S = COLLECTIVE_S + EXIT_TIMEOUT_S + 0.5  # a rank that stands still is missed by then
+FIRST_FAULT_S = 0.36  # all ranks have joined by then; the agents of some have not
+EXIT_TIMEOUT_S, SNAPSHOT_S = 4.0, 2.0
 MARGIN_S = 1.5
-KINDS = ("raise", "exit", "SIGKILL", "SIGSEGV", "SIGSTOP", "with its agent", "its agent", "node", "all ranks",
-         "slow", "partition")
+KINDS = ("raise", "exit", "SIGKILL", "SIGSEGV", "SIGSTOP", "agent", "node", "all ranks", "slow", "partition", "stop",
+         "vanish", "late crash")
 CRASHES = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV}
-STATUSES = {"raise": 1, "exit": 7, "SIGKILL": 137, "SIGSEGV": 139, "SIGSTOP": 1}
+STATUSES = {"raise": 1, "exit": 7, "SIGKILL": 137, "SIGSEGV": 139, "SIGSTOP": 1, "agent": 137, "late crash": 139,
+            "all ranks": 1}
 
 
 class Fault(NamedTuple):
@@ -40,21 +47,18 @@ class Run(NamedTuple):
 
 def draw_shape(random: Random) -> Shape:
     """Return a job."""
-    by_srun = random.random() < 0.5
-    exits = random.random() < 0.5
-    return Shape(nodes=random.randint(1, 4), per_node=random.randint(1, 3), exits=exits, by_srun=by_srun,
-                 kills_s=random.choice([0.0, 0.05, 0.5, 2.0]) if exits or random.random() < 0.8 else None,
+    return Shape(nodes=random.randint(1, 4), per_node=random.randint(1, 3), launcher=random.choice(list(LAUNCHERS)),
                  grace_s=random.choice([0.5, 5.0]), script_s=random.uniform(0.3, 4.0),
                  slow_s=random.choice([0.02, 0.3]), collectives=random.random() < 0.7,
                  busy=random.choice([0.0, 0.0, 0.5, 1.0]), leaving_s=random.choice([0.05, 4.0]),
-                 watchdog=random.random() < 0.2)
+                 watchdog=random.random() < 0.2, exit_timeout_s=EXIT_TIMEOUT_S)
 
 
 def draw_faults(random: Random, shape: Shape) -> tuple[Fault, ...]:
     """Return what goes wrong in a job, which may be nothing."""
     number = random.choice([0, 1, 1, 1, 2])
-    return tuple(Fault(random.choice(KINDS), random.randrange(shape.ranks), 0.4 + random.uniform(0, shape.script_s))
-                 for _ in range(number))
+    return tuple(Fault(random.choice(KINDS), random.randrange(shape.ranks),
+                       FIRST_FAULT_S + random.uniform(0, shape.script_s)) for _ in range(number))
 
 
 def simulate(seed: int, tell: Callable[[str], object] | None = None) -> Run:
@@ -66,52 +70,54 @@ def simulate(seed: int, tell: Callable[[str], object] | None = None) -> Run:
     for fault in faults:
         world.schedule(fault.at_s, inject, world, fault)
     world.run(until_s=shape.script_s + 3 * LOST_LINK_S)
-    return Run(shape, faults, violations(world), world.now)
+    return Run(shape, faults, find_violations(world), world.now)
 
 
 def inject(world: World, fault: Fault) -> None:
     """Let something go wrong, and note it if it has an effect."""
     rank, random = world.ranks[fault.rank], world.random
     world.trace("FAULT", fault)
-    works = rank.alive and not rank.left and not all(other.script_over for other in world.ranks)
-    others_notice = world.shape.collectives and not world.shape.busy and not any(
-        earlier.kind in ("SIGSTOP", "node") for _, earlier in world.effects)
+    works = rank.alive and not rank.left
+    others_notice = world.shape.collectives and not world.shape.busy and len(world.ranks) > 1 and not any(
+        earlier.kind in ("SIGSTOP", "node") for _, earlier in world.effects) and not any(
+        other.script_over for other in world.ranks)
     match fault.kind:
         case "raise" | "exit":
             works = rank.fail(fault.kind, STATUSES[fault.kind], random.choice([0.0, 0.0, 0.3, 9.0]))
         case "SIGKILL" | "SIGSEGV" if works:
-            rank.die(CRASHES[fault.kind])
+            rank.end(CRASHES[fault.kind])
         case "SIGSTOP":
-            works = works and not rank.script_over and len(world.ranks) > 1 and others_notice and rank.agent.alive
+            works = works and others_notice and not rank.reporting
             if works:
                 rank.stopped = True
                 world.on_stall(rank)
+        case "agent":
+            works = rank.agent.alive and not rank.left
+            if works:
+                rank.agent.take_signal(signal.SIGKILL)
         case "node":
-            at_end = any(other.script_over for other in world.ranks if other.node == rank.node)
-            works = works and world.shape.nodes > 1 and others_notice and not at_end
+            works = works and world.shape.nodes > 1 and others_notice
             if works:
                 world.lose_node(rank.node)
         case "all ranks":
             works = False  # before one of them does
             for other in world.ranks:
                 world.schedule(random.uniform(0, 0.02), fail_with_others, world, fault, other)
-        case "with its agent" if works:
-            if rank.number == 0:
-                world.note_coordinator_lost()
-            world.doubt(*rank.names)
-            rank.die(signal.SIGKILL)
-            world.agents[rank.number].die()
-        case "its agent":
-            if works and not (rank.stopped or world.shape.busy or world.cut_off):
-                if rank.number == 0:
-                    world.note_coordinator_lost()
-                world.doubt(rank.names[1])
-                rank.agent.die()
-                world.without_agent.add(rank.number)
+        case "stop":
+            works = any(other.alive and not other.left for other in world.ranks)
+            if works:
+                world.stop(random.choice(world.launcher.stops))
+        case "vanish":  # os._exit(0): a fault if others wait for it
+            works = works and not rank.reporting
+            if works:
+                rank.end(0)
+                world.vanished.append((world.now, fault))
+            works = False
+        case "late crash":
+            rank.crashes_late = works
             works = False
         case "partition":
-            if not world.without_agent:
-                world.cut_off[rank.node] = world.now + random.uniform(0.1, COLLECTIVE_S - 0.1)
+            world.cut_off[rank.node] = world.now + random.uniform(0.1, COLLECTIVE_S - 0.1)
             works = False
         case "slow":
             world.slow_nodes.add(rank.node)
@@ -122,85 +128,103 @@ def inject(world: World, fault: Fault) -> None:
 
 
 def note_effect(world: World, fault: Fault) -> None:
-    """Note a fault that has an effect; nobody sees how a rank is killed whose agent was killed before."""
-    is_unseen = fault.kind in CRASHES and fault.rank in world.without_agent
-    world.effects.append((world.now, fault._replace(kind="with its agent") if is_unseen else fault))
+    """Note a fault that has an effect."""
+    world.effects.append((world.now, fault))
 
 
 def fail_with_others(world: World, fault: Fault, rank: Rank) -> None:
     """Let a rank fail by an error that all have; note it at the first."""
-    if all(other.script_over for other in world.ranks):
-        return
     if rank.fail("the same for all", 1) and not any(earlier.kind == fault.kind for _, earlier in world.effects):
         note_effect(world, fault)
 
 
-def violations(world: World) -> list[str]:
+def find_violations(world: World) -> list[str]:
     """Return what of a job that has run must not be, in words."""
+    for rank in world.ranks:  # which the script's end has made a fault
+        if rank.crashes_late and rank.left and rank.wait_status == signal.SIGSEGV and rank.gone_s is not None:
+            world.effects.append((rank.gone_s, Fault("late crash", rank.number, rank.gone_s)))
+    world.effects += world.vanished if world.printed else []
+    world.effects.sort()
+    violated = [f"rank {rank.number} lives" for rank in world.ranks if rank.alive]
+    violated += [f"the agent of rank {agent.number} lives" for agent in world.agents if agent.alive]
     if not world.effects:
-        violated = [f"rank {rank.number} ended with {rank.wait_status} in a job without a fault" for rank in world.ranks
-                 if rank.wait_status != 0]
-        return violated + [f"a report in a job without a fault: {line}" for line in (*world.printed, *world.said)]
-    violated = [f"rank {rank.number} has not ended" for rank in world.ranks if rank.alive]
-    violated += [f"the agent of rank {agent.number} has not ended" for agent in world.agents
-              if agent.alive]
-    violated += late(world)
-    first = plainly_first(world)
-    if world.coordinator_gone_s is None and not world.cut_off:
-        reports = world.printed or world.doubtful
-        if len(reports) != 1:
-            violated.append(f"{len(reports)} reports: {reports}")
-        elif first is not None:
-            violated += misjudged(world, reports[0].verdict.first, first)
-    elif first is not None and world.coordinator_gone_s is not None and first.kind in ("raise", "exit"):
-        named = [report.verdict.first.rank for report in world.printed]
-        violated += [] if first.rank in named else [f"rank {first.rank} was first, but reports name {named}"]
-    return violated
+        violated += [f"agent {agent.number} ended with {agent.status} in a job without a fault"
+                     for agent in world.agents if agent.status != 0]
+        return violated + [f"printed in a job without a fault: {line}" for line in (*world.printed, *world.said)]
+    violated += find_late(world)
+    if world.coordinator_is_lost:
+        is_named = world.printed or world.said or world.kills_s is not None or len(world.ranks) == 1
+        return violated if is_named else [*violated, "nobody says that the coordinator is lost"]
+    if not is_printable(world):
+        return violated
+    if len(world.printed) != 1 and not has_doubtful_printer(world):
+        return [*violated, f"{len(world.printed)} reports: {world.printed}"]
+    root_cause = world.printed[0].root_cause
+    violated += find_misjudged(root_cause, find_first(world))
+    statuses = {agent.status for agent in world.agents if agent.status is not None}
+    return violated + [f"agents exit with {statuses}, not {root_cause.first.status}"
+                       for _ in range(statuses != {root_cause.first.status} and not has_killing_launcher(world))]
 
 
-def late(world: World) -> list[str]:
-    """Return which ranks have ended later than is promised."""
+def is_printable(world: World) -> bool:
+    """Return whether the launcher leaves the time for a report."""
+    kills_s = world.kills_s
+    if world.was_stopped and kills_s is not None:
+        kills_s = min(kills_s, world.effects[0][0] + (world.launcher.stop_kill_s or 0.0))
+    if kills_s is None or (world.printed and world.printed[0].at_s < kills_s):
+        return True
+    return False
+
+
+def has_killing_launcher(world: World) -> bool:
+    """Return whether the launcher has ended agents before they could agree."""
+    return world.kills_s is not None and (world.was_stopped or any(
+        fault.kind in ("agent", "node") for _, fault in world.effects))
+
+
+def has_doubtful_printer(world: World) -> bool:
+    """Return whether an agent that has printed was lost before it could say so: then another one prints, too."""
+    return any(fault.kind in ("agent", "node") for _, fault in world.effects[1:]) and len(world.printed) == 2
+
+
+def find_late(world: World) -> list[str]:
+    """Return which agents have ended later than is promised."""
     shape = world.shape
     (_, fault), *others = world.effects
-    longest_s = ROOT_CAUSE_WAIT_S + PRINT_TIMEOUT_S + MARGIN_S
-    if fault.kind in ("raise", "exit") or others:
-        longest_s += shape.grace_s  # for the last words
-    if shape.busy or others:
-        longest_s += shape.grace_s + FINAL_EXIT_TIMEOUT_S
-    if others or fault.kind in ("SIGSTOP", "node"):
-        longest_s += NOTICED_S
-    if world.coordinator_gone_s is not None:
-        longest_s += max(DECISION_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S) + shape.grace_s + FINAL_EXIT_TIMEOUT_S
-    limit_s = world.effects[-1][0] + longest_s
-    if world.slow_nodes:
-        limit_s += 6 * shape.slow_s
-    if world.cut_off:
-        limit_s += COLLECTIVE_S
-    leaving_s = LEAVE_TIMEOUT_S if world.coordinator_gone_s is not None else 0.0
-    limits = [(rank, limit_s + leaving_s * rank.script_over) for rank in world.ranks]
-    return [f"rank {rank.number} ended at {rank.gone_s:.2f} s, not by {latest_s:.2f} s" for rank, latest_s in limits
-            if rank.gone_s is not None and rank.gone_s > latest_s]
+    longest_s = (ROOT_CAUSE_WAIT_S + PRINT_TIMEOUT_S + LATE_AGENTS_TIMEOUT_S + 2 * DESCENDANTS_TIMEOUT_S + shape.grace_s
+                 + FINAL_EXIT_TIMEOUT_S + MARGIN_S)
+    if others or fault.kind in ("SIGSTOP", "node", "vanish", "stop"):
+        longest_s += shape.script_s + EXIT_TIMEOUT_S + SNAPSHOT_S  # until a rank that stands still is missed
+    if world.coordinator_is_lost:
+        longest_s += DECISION_TIMEOUT_S + LOST_COORDINATOR_TIMEOUT_S + shape.grace_s + FINAL_EXIT_TIMEOUT_S
+    if world.coordinator_is_lost and world.lost_nodes:
+        longest_s += LOST_LINK_S  # ranks that miss nobody else learn it from the kernel
+    limit_s = world.effects[-1][0] + longest_s + 8 * shape.slow_s * bool(world.slow_nodes)
+    limit_s += COLLECTIVE_S * bool(world.cut_off)
+    return [f"agent {agent.number} ended at {agent.gone_s:.2f} s, not by {limit_s:.2f} s" for agent in world.agents
+            if agent.gone_s is not None and agent.gone_s > limit_s]
 
 
-def plainly_first(world: World) -> Fault | None:
+def find_first(world: World) -> Fault | None:
     """Return the fault that the report has to name, None if others may be named."""
     (at_s, fault), *others = world.effects
-    if world.slow_nodes or fault.kind not in STATUSES:
+    if world.slow_nodes or world.cut_off or (fault.kind not in STATUSES and fault.kind != "stop"):
         return None
     if fault.kind == "SIGSTOP":  # is noticed late, by others
         return None if others else fault
-    if fault.kind == "SIGKILL" and world.shape.by_srun and world.shape.kills_s is not None:
-        return None  # srun kills all by the same signal, when it is ended itself
     return None if any(later_s < at_s + SAME_CAUSE_WAIT_S + 0.01 for later_s, _ in others) else fault
 
 
-def misjudged(world: World, first: Report, fault: Fault) -> list[str]:
+def find_misjudged(root_cause: RootCause, fault: Fault | None) -> list[str]:
     """Return what is wrong with the report of the rank that was taken for the first, and with the status."""
+    first = root_cause.first
+    if fault is None:
+        return []
+    if fault.kind == "stop":
+        return [] if root_cause.outside else [f"{first} for a signal from outside"]
     violated = []
-    if first.rank != fault.rank:
+    if first.rank != fault.rank and fault.kind != "all ranks":
         violated.append(f"rank {first.rank} is named, but rank {fault.rank} was first")
     if first.status != STATUSES[fault.kind]:
         violated.append(f"status {first.status} of {fault}")
-    if len(world.effects) == 1 and not world.shape.watchdog and world.ended_with != STATUSES[fault.kind]:
-        violated.append(f"the launcher's status is {world.ended_with}, not that of {fault}")
     return violated

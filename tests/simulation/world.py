@@ -1,4 +1,4 @@
-"""A clock, a network and a kernel, in which ranks, their agents and a coordinator run. All comes from a seed."""
+"""A clock, a network, a kernel and a launcher, in which ranks, their agents and a coordinator run, from a seed."""
 
 from __future__ import annotations
 
@@ -10,52 +10,73 @@ from random import Random
 from typing import Any, NamedTuple
 
 from mpiddp.agent import events, protocol
-from mpiddp.agent.coordinator import Coordinator, EndOrdered
+from mpiddp.agent.coordinator import Coordinator, Ending, Over
 from mpiddp.agent.coordinator_server import OWN_LINK, is_for_own_watcher
-from mpiddp.agent.protocol import FINAL_EXIT_TIMEOUT_S, LAUNCHER_KILL_TIMEOUT_S, WatchedRank
+from mpiddp.agent.protocol import CoordinatorToAgent, WatchedRank
 from mpiddp.agent.state_machine import StateMachine
+from mpiddp.agent.timeouts import DESCENDANTS_TIMEOUT_S
 from mpiddp.agent.watcher import Watcher
 from mpiddp.base.ranks import RankIdentity
 from mpiddp.failure.root_cause import NOBODY, JobActivity, Report, ReportKind, RootCause
-from mpiddp.ipc.channel import Text, Unreadable
 
 StateMachine.raises = True
-CoordinatorMessage = protocol.CoordinatorToAgent | Text | Unreadable
 
-NOTICING_S = 0.005  # for a launcher to notice that a rank is gone
-CLEANING_S = 0.7  # that an agent may take to end what its rank left
-ANSWER_S = 4.0  # that a rank waits for its agent
-MOST_NOTICED = 20  # ranks whose end others notice by themselves: by then everybody has noticed one
+LOCAL_S = (0.0001, 0.002)  # for a message on a node
 COLLECTIVE_S = 3.0  # after which a collective gives up
-LOCAL_S = (0.0001, 0.002)
-EXIT_TIMEOUT_S = 4.0  # after which a rank at its end gives up
-LOST_LINK_S = 60.0  # until the kernel gives up a connection of which nothing is heard
+LOST_LINK_S = 60.0  # until the kernel gives up a connection whose other end is silent
+MOST_CONNECTING_S = 0.4  # from a rank's registration until its agent has a connection to the coordinator
+MOST_NOTICED = 20  # ranks whose end others notice by themselves: by then everybody has noticed one
+MOST_EVENTS = 1000  # of a rank; a job with more has no end
+
+
+class Launcher(NamedTuple):
+    """What was measured of a launcher.
+
+    When an agent has ended with a status, or by a signal, all others get SIGTERM after `terminate_s` and SIGKILL after
+    `kill_s`; with `only_killed`, when it was killed. A stop signal reaches the agents, with `signals_all` the ranks,
+    too; SIGKILL follows after `stop_kill_s`. None for never. `stops` are the signals that come of a stop. A rank that
+    has failed ends the job by MPI_Abort if the launcher `takes_abort`: then the agents get SIGTERM at once.
+    """
+
+    terminate_s: float | None = None
+    kill_s: float | None = None
+    only_killed: bool = False
+    signals_all: bool = False
+    stop_kill_s: float | None = None
+    stops: tuple[signal.Signals, ...] = (signal.SIGTERM,)
+    takes_abort: bool = False
+
+
+LAUNCHERS = {
+    "mpirun of Open MPI 4.1": Launcher(1.0, 2.0, stop_kill_s=1.0, takes_abort=True),
+    "mpirun of Open MPI 5.0": Launcher(0.25, 0.5, stop_kill_s=0.5, takes_abort=True),
+    "mpiexec of MPICH": Launcher(None, 0.002, only_killed=True, stops=(signal.SIGTERM, signal.SIGINT)),
+    "srun --mpi=pmix": Launcher(None, 1.0, signals_all=True, stop_kill_s=2.0),
+    "srun --mpi=pmi2": Launcher(signals_all=True, stop_kill_s=2.0),
+}
 
 
 class Shape(NamedTuple):
-    """A job: its ranks and nodes, and how its launcher is.
+    """A job.
 
-    `exits`: ranks end each by itself. `kills_s`: in which time the launcher kills the others where one is gone, None
-    for never. `script_s`: how long the script runs. `slow_s`: the most by which a slow node's messages are late.
-    `collectives`: ranks notice in their next collective that one is gone or late. `busy`: the share of the other ranks
-    that a fault finds in native code, from which they never come back. `leaving_s`: in which time all leave at the end.
-    `watchdog`: a rank whose collective takes too long is ended by SIGABRT, as NCCL's watchdog does. `gives_up`: a rank
-    at its end waits no longer than EXIT_TIMEOUT_S for others.
+    `script_s`: how long the script runs. `slow_s`: the most by which a slow node's messages are late. `collectives`:
+    ranks notice in their next collective that one is gone or late. `busy`: the share of the other ranks that a fault
+    finds in native code, from which they never come back. `leaving_s`: in which time a rank leaves at the end.
+    `watchdog`: a rank whose collective takes too long is ended by SIGABRT, as NCCL's watchdog does. `exit_timeout_s` is
+    --exit-timeout's, 0 for none.
     """
 
     nodes: int
     per_node: int
-    exits: bool
-    by_srun: bool
-    kills_s: float | None
-    grace_s: float
-    script_s: float
-    slow_s: float
+    launcher: str = "srun --mpi=pmi2"
+    grace_s: float = 5.0
+    script_s: float = 30.0
+    slow_s: float = 0.02
     collectives: bool = True
     busy: float = 0.0
     leaving_s: float = 0.05
     watchdog: bool = False
-    gives_up: bool = True
+    exit_timeout_s: float = 0.0
 
     @property
     def ranks(self) -> int:
@@ -68,7 +89,7 @@ class Printed(NamedTuple):
 
     at_s: float
     by: str
-    verdict: RootCause
+    root_cause: RootCause
 
 
 class World:
@@ -76,6 +97,7 @@ class World:
 
     def __init__(self, shape: Shape, random: Random, tell: Callable[[str], object] | None = None) -> None:
         self.shape, self.random, self._tell = shape, random, tell
+        self.launcher = LAUNCHERS[shape.launcher]
         self.now = 0.0
         self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._count = 0
@@ -83,27 +105,19 @@ class World:
         self.lost_nodes: set[int] = set()
         self.slow_nodes: set[int] = set()
         self.cut_off: dict[int, float] = {}  # nodes of which nothing comes through before a time
-        self.without_agent: set[int] = set()  # the ranks whose agents were killed alone
         self.effects: list[tuple[float, Any]] = []  # the faults that had one, and when
+        self.vanished: list[tuple[float, Any]] = []  # the same for ranks that ended with status 0
         self.printed: list[Printed] = []
-        self.doubtful: list[Printed] = []  # whoever printed these was lost before it could say so
         self.said: list[str] = []
-        self.ended_with: int | None = None  # the status that the launcher has
-        self.cancelled = False
-        self._aborting = False
-        self._gone = 0
-        self.callers: dict[int, Agent] = {}  # by link
-        self.coordinator_gone_s: float | None = None  # before it had told all to end
+        self.coordinator_is_lost = False
+        self.was_stopped = False  # by the launcher's user
+        self.kills_s: float | None = None  # when the launcher began to end all
+        self._noticed = 0
         self.ranks = [Rank(self, number) for number in range(shape.ranks)]
         self.agents = [Agent(self, rank) for rank in self.ranks]
         self.server = Server(self)
         for rank in self.ranks:
             self.schedule(random.uniform(0, 0.05), rank.begin)
-
-    def link(self, caller: Agent) -> int:
-        """Return a number for a new connection to the coordinator."""
-        self.callers[len(self.callers) + 1] = caller
-        return len(self.callers)
 
     def trace(self, *words: object) -> None:
         """Pass on what happens, if a trace is wanted."""
@@ -120,8 +134,7 @@ class World:
 
     def send(self, channel: Any, delay_s: float, act: Callable[..., object], *arguments: Any) -> None:
         """Call `act` so long from now, but never before what was sent over this channel earlier."""
-        due = max(self._last.get(channel, 0.0), self.now + delay_s)
-        self._last[channel] = due
+        due = self._last[channel] = max(self._last.get(channel, 0.0), self.now + delay_s)
         self._schedule_at(due, act, *arguments)
 
     def between(self, node: int, other: int) -> float | None:
@@ -137,82 +150,77 @@ class World:
 
     def run(self, until_s: float) -> None:
         """Process the events up to a time."""
+        most = self._count + MOST_EVENTS * len(self.ranks)
         while self._queue and self._queue[0][0] <= until_s:
+            assert self._count < most, "there is no end to the events"
             self.now, _, act, arguments = heapq.heappop(self._queue)
             act(*arguments)
 
-    def print_report(self, by: str, verdict: RootCause) -> None:
+    def print_report(self, by: str, root_cause: RootCause) -> None:
         """Note that somebody prints why the job failed."""
-        self.trace(by, "prints", verdict)
-        self.printed.append(Printed(self.now, by, verdict))
+        self.trace(by, "prints", root_cause)
+        self.printed.append(Printed(self.now, by, root_cause))
 
-    def abort(self, status: int) -> None:
-        """Do what a launcher does at MPI_Abort: it kills all ranks."""
-        if self.ended_with is None:
-            self.ended_with = status
-        if not self._aborting:
-            self._aborting = True
-            self.kill_all(self.random.uniform(0.0, 0.3))
+    def on_agent_end(self, was_killed: bool, status: int) -> None:
+        """Do what the launcher does when an agent has ended."""
+        if self.kills_s is None and (was_killed or (status and not self.launcher.only_killed)):
+            self.signal_agents(self.launcher.terminate_s, signal.SIGTERM)
+            self.signal_agents(self.launcher.kill_s, signal.SIGKILL)
 
-    def on_exit(self, rank: Rank) -> None:
-        """Do what a launcher does when a rank has ended."""
-        if rank.wait_status and self.ended_with is None:
-            self.ended_with = rank.wait_status >> 8 or 128 + (rank.wait_status & 0x7F)
-        if rank.wait_status and self.shape.kills_s is not None and not self._aborting:
-            self._aborting = True
-            self.kill_all(NOTICING_S + self.random.uniform(0, self.shape.kills_s))
+    def abort(self) -> None:
+        """Do what the launcher does when a rank calls MPI_Abort."""
+        self.signal_agents(0.002, signal.SIGTERM)
+        self.signal_agents(self.launcher.kill_s, signal.SIGKILL)
+
+    def stop(self, number: signal.Signals) -> None:
+        """Stop the job from outside."""
+        self.was_stopped = True
+        self.signal_agents(0.0, number)
+        if self.launcher.signals_all:
+            for rank in self.ranks:
+                self.schedule(self.random.uniform(0, 0.05), rank.take_signal, number)
+        self.signal_agents(self.launcher.stop_kill_s, signal.SIGKILL)
+
+    def signal_agents(self, after_s: float | None, number: int) -> None:
+        """Send all agents a signal, node by node."""
+        if after_s is None:
+            return
+        if number == signal.SIGKILL:
+            self.kills_s = min(self.kills_s or 1e9, self.now + after_s)
+        for node in range(self.shape.nodes):
+            reached_s = after_s + self.random.uniform(0, 0.005)
+            for agent in self.agents[node * self.shape.per_node:(node + 1) * self.shape.per_node]:
+                self.schedule(reached_s + self.random.uniform(0, 0.002), agent.take_signal, number)
 
     def hold_busy_ranks(self, but: Rank) -> None:
         """Draw which of the other ranks stay in native code."""
         for rank in self.ranks:
             rank.busy |= rank is not but and self.random.random() < self.shape.busy
 
-    def note_coordinator_lost(self) -> None:
-        """Note when a fault took the coordinator, if that was before it had told all ranks to end."""
-        if not isinstance(self.server.coordinator.phase, EndOrdered) and not all(rank.left for rank in self.ranks):
-            self.coordinator_gone_s = self.now
-
-    def kill_all(self, after_s: float) -> None:
-        """Kill every rank, node by node."""
-        for node in range(self.shape.nodes):
-            reached_s = after_s + self.random.uniform(0, 0.05)
-            if node not in self.lost_nodes:
-                for rank in self.ranks[node * self.shape.per_node:(node + 1) * self.shape.per_node]:
-                    self.schedule(reached_s + self.random.uniform(0, 0.01), rank.die, signal.SIGKILL)
-
     def lose_node(self, node: int) -> None:
         """Let a node vanish without closing its connections."""
         self.trace("node", node, "is lost")
         self.lost_nodes.add(node)
-        ranks = self.ranks[node * self.shape.per_node:(node + 1) * self.shape.per_node]
-        self.doubt(*(name for rank in ranks for name in rank.names))
-        for rank in ranks:
-            rank.alive, rank.vanished = False, True
+        for rank in self.ranks[node * self.shape.per_node:(node + 1) * self.shape.per_node]:
+            rank.alive = False
             self.agents[rank.number].vanish()
             self.on_stall(rank)
-
-    def doubt(self, *lost: str) -> None:
-        """Put aside the reports of lost processes that may not have reported any more that it is printed."""
-        if self.server.coordinator.has_unprinted_verdict:
-            self.doubtful += [report for report in self.printed if report.by in lost]
-            self.printed = [report for report in self.printed if report.by not in lost]
 
     def on_stall(self, rank: Rank) -> None:
         """Let the other ranks notice, at the end of their collective's time, that one does not come."""
         for other in self.ranks:
             if other is not rank:
-                self.schedule(COLLECTIVE_S + self.random.uniform(0, 0.2), other.notice_loss, rank)
+                self.schedule(COLLECTIVE_S + self.random.uniform(0, 0.2), other.notice_loss, rank, "timed out waiting")
 
     def on_gone(self, rank: Rank) -> None:
         """Let the other ranks notice that one is gone: some at once, by its connections, others in time."""
-        self._gone += 1
-        if self._gone > MOST_NOTICED:
+        self._noticed += 1
+        if self._noticed > MOST_NOTICED:
             return
         for other in self.ranks:
             if other is not rank and not other.reporting:
-                soon = self.random.random() < 0.5
-                after_s = self.random.uniform(0.0005, 0.05) if soon else COLLECTIVE_S
-                self.schedule(after_s, other.notice_loss, rank)
+                after_s = self.random.uniform(0.0005, 0.05) if self.random.random() < 0.5 else COLLECTIVE_S
+                self.schedule(after_s, other.notice_loss, rank, "connection closed by peer")
 
 
 class Rank:
@@ -220,205 +228,127 @@ class Rank:
 
     def __init__(self, world: World, number: int) -> None:
         self.world, self.number = world, number
-        self.node = number // world.shape.per_node
+        shape = world.shape
+        self.node = number // shape.per_node
         self.host = f"n{self.node}"
-        self.names = f"rank {number}", f"agent {number}"  # of this process, and of the one that watches it
-        self.alive, self.stopped, self.vanished, self.left = True, False, False, False
-        self.unwatched = False  # its agent was killed, and it speaks for itself
-        self.ends = False  # it was told that the job ends
+        self.alive, self.stopped, self.left, self.script_over = True, False, False, False
         self.busy = False  # in native code, which lets no handler of Python's run
         self.wait_status: int | None = None
-        self.watched_by: list[Agent] = []  # besides its own
-        self.killed_by_agent = False
         self.gone_s: float | None = None
         self.reporting: Report | None = None
-        self.decision: protocol.EndDecision | None = None
         self.last_words_s = 0.0
-        self.script_over = False
         self.waits = False  # in a collective, for others
-        shape = world.shape
+        self.crashes_late = False  # when it has left
         self.member = RankIdentity(number, shape.ranks, number % shape.per_node, self.host, "cpu", 1000 + number, "run",
-                                   shape.grace_s, shape.exits, namespace=self.host)
+                                   shape.grace_s, namespace=self.host)
 
     @property
     def agent(self) -> Agent:
         """The agent, also if it was killed."""
         return self.world.agents[self.number]
 
-    def notice_agent_death(self) -> None:
-        """Notice that the agent was killed, and use its connection to the coordinator."""
-        if not self.alive or self.left or self.stopped or self.busy or self.decision is not None:
-            return
-        self.world.trace(f"rank {self.number} goes on unwatched")
-        self.unwatched = True
-        self.send(protocol.AgentLost())
-        if self.script_over:
-            self.send(protocol.ScriptEnded())
-        if self.reporting:
-            self.send(protocol.Failed(self.reporting))
-            self.expect_answer()
-        held, self.agent.held = self.agent.held, []
-        for message in held:
-            self.receive(message)
+    @property
+    def can_act(self) -> bool:
+        """Return whether Python runs in this process."""
+        return self.alive and not self.stopped and not self.busy
 
-    def send(self, message: protocol.RankToAgent | protocol.AgentLost) -> None:
-        """Send a message to the agent, or to the coordinator."""
-        world = self.world
-        if not self.alive:
-            return
-        world.trace(f"rank {self.number} sends", message)
-        if not self.unwatched:
-            world.send(("rank", self.number), world.random.uniform(*LOCAL_S), self.agent.post,
-                       events.FromRank(message))
-        elif self.number:
-            self.agent.send_to_coordinator(events.FromPeer(self.agent.link, message))
+    def send(self, message: protocol.RankToAgent) -> None:
+        """Send a message to the agent."""
+        if self.alive:
+            self.world.trace(f"rank {self.number} sends", message)
+            self._post(events.FromRank(message))
 
-    def expect_answer(self) -> None:
-        """Decide alone if nobody answers; nobody can answer a rank 0 without an agent."""
-        assert self.reporting
-        alone_s = LAUNCHER_KILL_TIMEOUT_S if self.reporting.kind == ReportKind.SECONDARY else 0.001
-        self.world.schedule(alone_s if self.unwatched and not self.number else ANSWER_S, self.give_up)
+    def _post(self, event: events.AgentEvent) -> None:
+        self.world.send(("rank", self.number), self.world.random.uniform(*LOCAL_S), self.agent.post, event)
 
     def begin(self) -> None:
         """Start, and join the job."""
-        shape = self.world.shape
+        shape, random = self.world.shape, self.world.random
         self.send(protocol.Stage("MPI_Init"))
         if self.number == 0:
             self.send(protocol.StartCoordinator("a", "t", shape.ranks))
-        after_s = 0.2 + self.world.random.uniform(0, 0.1)
+        after_s = 0.2 + random.uniform(0, 0.1)
         self.world.schedule(after_s, self.send, protocol.RegisterRank(self.member, "a", 1, "t"))
         self.world.schedule(after_s, self.send, protocol.Stage(""))
-        self.world.schedule(after_s + shape.script_s + self.world.random.uniform(0, 0.3), self.end_script)
+        self.world.schedule(after_s + shape.script_s + random.uniform(0, 0.3), self.end_script)
 
     def end_script(self) -> None:
         """Finish the script, and wait for the others."""
-        if not self.alive or self.reporting or self.stopped or self.busy:
-            return
-        self.script_over = True
-        self.send(protocol.ScriptEnded())
-        if self.world.shape.gives_up:
-            self.world.schedule(EXIT_TIMEOUT_S, self.give_up_others)
-        if all(other.script_over for other in self.world.ranks):
-            for rank in self.world.ranks:
-                after_s = self.world.random.uniform(0.001, self.world.shape.leaving_s)
-                self.world.schedule(after_s, rank.leave)
-
-    def give_up_others(self) -> None:
-        """Fail if others have not finished by now."""
-        if not all(other.script_over for other in self.world.ranks):
-            self.fail("waited in vain for the end of others", 1, kind=ReportKind.SECONDARY)
+        if self.can_act and not self.reporting:
+            self.script_over = True
+            self.send(protocol.ScriptEnded())
 
     def leave(self) -> None:
         """Leave the job in order."""
-        if self.alive and not self.reporting and not self.stopped:
-            if not self.agent.alive:
-                self.notice_agent_death()
+        if self.can_act and not self.reporting:
             self.left = True
-            self.send(protocol.Leave())
-            self.world.schedule(0.005, self.exit, 0)
+            self.send(protocol.Leave(0))
+            after_s = self.world.random.uniform(0.001, 0.1)
+            self.world.schedule(after_s, self.end, signal.SIGSEGV if self.crashes_late else 0)
 
-    def fail(self, cause: str, status: int, last_words_s: float = 0.0, kind: str = ReportKind.ERROR) -> bool:
+    def fail(self, cause: str, status: int, last_words_s: float = 0.0, kind: str = ReportKind.ERROR,
+             signal_name: str = "") -> bool:
         """Report an error, wait for what follows, and return whether this rank still could."""
-        if not self.alive or self.reporting or self.left or self.stopped or self.busy:
+        if not self.can_act or self.reporting or self.left:
             return False
-        self.reporting = Report(self.number, self.host, kind, cause, status)
+        self.reporting = Report(self.number, self.host, kind, cause, status, signal=signal_name)
         self.last_words_s = last_words_s
         self.send(protocol.Failed(self.reporting))
-        self.expect_answer()
         if kind == ReportKind.ERROR:
             self.world.on_stall(self)
         return True
 
-    def notice_loss(self, other: Rank) -> None:
-        """Notice in a collective that another rank is gone, or late."""
-        missing = not other.alive or other.stopped or other.reporting
-        if missing and self.world.shape.watchdog and other.alive and not self.busy and not self.stopped:
-            if not self.reporting and not self.left:
-                self.die(signal.SIGABRT)
-        elif missing and self.world.shape.collectives and not self.script_over:
-            self.fail(f"connection closed by peer (rank {other.number})", 1, kind=ReportKind.SECONDARY)
+    def notice_loss(self, lost: Rank, words: str) -> None:
+        """Fail, or be ended by a watchdog, because another rank is gone or late."""
+        if not self.world.shape.collectives or self.script_over or not self.alive or self.stopped or self.reporting:
+            return
+        if self.world.shape.watchdog and words != "connection closed by peer":
+            self.end(signal.SIGABRT)
+        else:
+            self.fail(f"{words}: rank {lost.number}", 1, kind=ReportKind.SECONDARY)
 
-    def give_up(self) -> None:
-        """Decide alone: nobody answers."""
-        if self.alive and not self.stopped and self.decision is None:
-            assert self.reporting
-            self.follow(protocol.EndDecision(RootCause(self.reporting), self.reporting.status, True))
-
-    def receive(self, message: protocol.AgentToRank | CoordinatorMessage) -> None:
-        """Take a message of the agent, or of the coordinator."""
-        if not self.alive:
+    def receive(self, message: protocol.AgentToRank) -> None:
+        """Take a message of the agent."""
+        if not self.can_act:
             return
         self.world.trace(f"rank {self.number} receives", message)
-        if isinstance(message, protocol.EndDecision) and self.decision is None:
-            self.follow(message)
-        elif isinstance(message, protocol.EndRank):
-            self.told_to_end = message.status
-        elif isinstance(message, protocol.JobEnds):
-            if not self.ends:
-                self.world.schedule(self.world.shape.grace_s + FINAL_EXIT_TIMEOUT_S, self.die, signal.SIGKILL, True)
-            self.ends = True
-            is_parked = self.decision is not None and not self.decision.abort
-            if message.abort and (message.waits or is_parked or not self.reporting):
-                self.world.schedule(0.001, self.end_job, message.status)
-
-    def follow(self, decision: protocol.EndDecision) -> None:
-        """Do what follows from a failure."""
-        if self.stopped or self.busy:
-            return
-        self.decision = decision
-        if decision.verdict is not None:
-            self.world.print_report(self.names[0], decision.verdict)
-            self.send(protocol.ReasonPrinted())
-        self.world.schedule(min(self.last_words_s, self.world.shape.grace_s), self.finish_failed)
-
-    def finish_failed(self) -> None:
-        """End the job, or wait for the rank that does."""
-        if not self.alive or self.stopped or self.busy:
-            return
-        assert self.decision
-        self.send(protocol.CleanupDone())
-        after_s = 0.1 if self.decision.abort else self.world.shape.grace_s + 1
-        self.world.schedule(after_s, self.end_job, self.decision.status)
-
-    def alert(self) -> None:
-        """Get END_SIGNAL, after an `EndRank`."""
-        self.stopped = False
-        if self.alive and not self.busy:
-            self.world.schedule(0.001, self.end_job, getattr(self, "told_to_end", 1))
-
-    def end_job(self, status: int) -> None:
-        """End by oneself, or by MPI_Abort with all others."""
-        if not self.alive or self.stopped or self.busy:
-            return
-        if not self.world.shape.exits:
-            self.world.abort(status)
-        self.exit(status)
+        match message:
+            case protocol.PrintStack():
+                self.world.schedule(self.world.random.uniform(0.001, 0.1), self.send, protocol.StackPrinted("stack"))
+            case protocol.JobEnds(status) if self.reporting:
+                self.world.schedule(self.last_words_s, self.exit, status)
+            case protocol.Abort(status):
+                self.world.abort()
+                self.end(status << 8)
+            case protocol.AllFinished():
+                self.world.schedule(self.world.random.uniform(0.001, self.world.shape.leaving_s), self.leave)
 
     def exit(self, status: int) -> None:
-        """End the process with a status."""
-        self._end(status << 8)
+        """End as Python does, if that runs, or be ready to end the job."""
+        if self.can_act and self.world.launcher.takes_abort:
+            self.send(protocol.ReadyToAbort())
+        elif self.can_act:
+            self.end(status << 8)
 
-    def die(self, number: int, by_agent: bool = False) -> None:
-        """End by a signal."""
-        if self.alive:
-            self.killed_by_agent |= by_agent
-        self._end(int(number))
-
-    def _end(self, wait_status: int) -> None:
+    def take_signal(self, number: int) -> None:
+        """Do what a signal does."""
         if not self.alive:
             return
+        if number == signal.SIGINT and not self.stopped:
+            self.fail("KeyboardInterrupt", 130, signal_name="SIGINT")
+        elif number in (signal.SIGTERM, signal.SIGKILL):
+            self.end(number)
+
+    def end(self, wait_status: int) -> None:
+        """End the process; its agent may see the end of the connection first."""
         world = self.world
+        if not self.alive:
+            return
         world.trace(f"rank {self.number} ends, wait status {wait_status}")
         self.alive, self.wait_status, self.gone_s = False, wait_status, world.now
-        world.send(("rank", self.number), 0.0005, self.agent.post, events.RankGone(wait_status))
-        if not self.agent.alive:
-            if self.left and self.number:
-                self.agent.send_to_coordinator(events.FromPeer(self.agent.link, protocol.Leave()))
-            self.agent.hang_up()
-        for other in self.watched_by:
-            ended = events.Observed(protocol.PeerProcessEnded(self.number))
-            world.schedule(world.random.uniform(*LOCAL_S), other.post, ended)
-        world.on_exit(self)
+        if world.random.random() < 0.5:
+            self._post(events.RankClosed())
+        self._post(events.RankGone(int(wait_status)))
         if not self.left:
             world.on_gone(self)
 
@@ -453,53 +383,66 @@ class Agent:
     def __init__(self, world: World, rank: Rank) -> None:
         self.world, self.rank, self.number = world, rank, rank.number
         shape = world.shape
-        watched = WatchedRank(f"rank {rank.number} on {rank.host}", rank.number % shape.per_node == 0,
-                          "1.0" if shape.by_srun else None, list, shape.by_srun, 60.0)
-        self.watched = watched
-        self.watcher = Watcher(watched, 0.0)
+        self.watched = WatchedRank(f"rank {rank.number} on {rank.host}", rank.number % shape.per_node == 0, "1.0", list,
+                                   False, 60.0, has_own_group=not world.launcher.signals_all,
+                                   exit_timeout_s=shape.exit_timeout_s)
+        self.watcher = Watcher(self.watched, 0.0)
         self.alive = True
-        self.linked = False
-        self.link = 0  # as the coordinator numbers the connection
-        self.held: list[CoordinatorMessage] = []  # what the coordinator has said since it was killed
-        self._events: deque[events.WatcherEvent] = deque()
+        self.status: int | None = None  # with which it has ended by itself
+        self.gone_s: float | None = None
+        self.is_linked = False
+        self._is_over = False  # the coordinator has said so
+        self._events: deque[events.AgentEvent] = deque()
         self._timers = Timers(world, self.post)
         self._do_all(self.watcher.take_actions())
+
+    @property
+    def link(self) -> int:
+        """The coordinator's number of the connection."""
+        return OWN_LINK if self.number == 0 else self.number
 
     def vanish(self) -> None:
         """Vanish without closing the connections."""
         self.alive = False
         if self.number == 0:
-            self.world.note_coordinator_lost()
-            for other in self.world.agents[1:]:
-                if other.linked:
-                    self.world.schedule(LOST_LINK_S, other.post, events.Rank0Lost(closed=False))
-        elif self.linked:
+            self._leave_others(LOST_LINK_S)
+        elif self.is_linked:
             self.world.schedule(LOST_LINK_S, self.world.server.post, events.PeerLost(self.link, "timed out"))
 
-    def die(self) -> None:
-        """End; if the rank is gone too, the kernel closes the connections."""
-        if not self.alive:
-            return
-        self.world.trace(f"agent {self.number} ends")
-        self.alive = False
-        if not self.rank.alive:
-            self.hang_up()
-            return
-        self.world.schedule(self.world.random.uniform(0.001, 0.1), self.rank.notice_agent_death)
-        for other in self.world.agents[1:] if self.number == 0 else []:
-            if other.linked:
-                self._send(other, other.post, events.CoordinatorLost())
+    def take_signal(self, number: int) -> None:
+        """Do what a signal does."""
+        if self.alive and number == signal.SIGKILL:
+            self.world.trace(f"agent {self.number} is killed")
+            self._end()
+            self.world.on_agent_end(True, 0)
+        elif self.alive:
+            self.post(events.Signalled(number))
 
-    def hang_up(self) -> None:
-        """Close the connections, which nobody has any more."""
+    def _end(self) -> None:
+        """End, with the rank; the kernel closes the connections."""
+        self.alive, self.gone_s = False, self.world.now
+        self.rank.end(signal.SIGKILL)
         if self.number == 0:
-            for other in self.world.agents[1:]:
-                if other.linked:
-                    self._send(other, other.post, events.Rank0Lost(closed=True))
-        elif self.linked:
+            self._leave_others(0.0)
+        elif self.is_linked:
             self.send_to_coordinator(events.PeerLost(self.link))
 
-    def post(self, event: events.WatcherEvent) -> None:
+    def _leave_others(self, after_s: float) -> None:
+        """Let the other agents lose the coordinator."""
+        server = self.world.server.coordinator
+        self.world.coordinator_is_lost |= not isinstance(server.phase, Over)
+        for other in self.world.agents[1:]:
+            if other.is_linked and (delay := self.world.between(self.rank.node, other.rank.node)) is not None:
+                self.world.send(("down", other.number), after_s + delay, other.lose_coordinator)
+            elif other.is_linked:
+                self.world.schedule(after_s, other.lose_coordinator)
+
+    def lose_coordinator(self) -> None:
+        """See the end of the connection."""
+        if not self._is_over:
+            self.post(events.CoordinatorLost("rank 0's agent has ended unexpectedly"))
+
+    def post(self, event: events.AgentEvent) -> None:
         """Pass an event to the logic, and do what it wants; an event that comes meanwhile follows afterwards."""
         self._events.append(event)
         if len(self._events) == 1:
@@ -507,21 +450,12 @@ class Agent:
                 if self.alive:
                     self.world.trace(f"agent {self.number} <-", self._events[0])
                     self._do_all(self.watcher.handle(self._events[0], self.world.now))
-                elif isinstance(self._events[0], events.FromCoordinator):
-                    self._receive_for_rank(self._events[0].message)
                 self._events.popleft()
 
-    def _receive_for_rank(self, message: CoordinatorMessage) -> None:
-        """Pass the rank what has come over the connection since this agent was killed."""
-        if not self.rank.unwatched:
-            self.held.append(message)
-        else:
-            self.rank.receive(message)
-
-    def _send(self, other: Agent, act: Callable[..., object], *arguments: Any) -> None:
-        delay = self.world.between(self.rank.node, other.rank.node)
-        if delay is not None:
-            self.world.send(("down", other.number), delay, act, *arguments)
+    def receive(self, message: CoordinatorToAgent) -> None:
+        """Take a message of the coordinator."""
+        self._is_over |= isinstance(message, protocol.JobOver)
+        self.post(events.FromCoordinator(message))
 
     def send_to_coordinator(self, event: events.CoordinatorEvent) -> None:
         """Pass an event to the coordinator."""
@@ -530,11 +464,12 @@ class Agent:
         elif (delay := self.world.between(self.rank.node, 0)) is not None:
             self.world.send(("up", self.number), delay, self.world.server.post, event)
 
-    def _do_all(self, actions: list[events.WatcherAction]) -> None:
+    def _do_all(self, actions: list[events.AgentAction]) -> None:
         for action in actions:
-            self._do(action)
+            if self.alive:
+                self._do(action)
 
-    def _do(self, action: events.WatcherAction) -> None:
+    def _do(self, action: events.AgentAction) -> None:
         world, rank = self.world, self.rank
         match action:
             case events.SetTimer(name, after_s):
@@ -544,68 +479,51 @@ class Agent:
             case events.PrintLine(text):
                 world.trace(text)
                 world.said.append(text)
-            case events.PrintReason(verdict):
-                world.print_report(rank.names[1], verdict)
+            case events.PrintReport(root_cause):
+                world.print_report(f"agent {self.number}", root_cause)
+                self.post(events.Printed())
             case events.ToRank(message):
                 world.send(("to rank", self.number), world.random.uniform(*LOCAL_S), rank.receive, message)
             case events.ToCoordinator(message):
-                if self.linked:
+                if self.is_linked:
                     self.send_to_coordinator(events.FromPeer(self.link, message))
             case events.CarryOut(protocol.RegisterRank() as request):
-                self._meet(request.member)
+                self._join(request.member)
             case events.ObserveRank(protocol.QueryStopped()):
-                self._do(events.ToCoordinator(protocol.StoppedStatus(rank.stopped)))
-            case events.WatchProcess(number):
-                self._watch(number)
+                self._do(events.ToCoordinator(protocol.StoppedStatus(rank.alive and rank.stopped)))
+            case events.Exit(status):
+                world.trace(f"agent {self.number} exits with {status}")
+                self.status = status
+                self._end()
+                world.on_agent_end(False, status)
             case _:
                 self._do_to_rank(action)
 
-    def _do_to_rank(self, action: events.WatcherAction) -> None:
+    def _do_to_rank(self, action: events.AgentAction) -> None:
         world, rank = self.world, self.rank
         match action:
-            case events.WatcherCommand.SIGNAL_END:
-                world.send(("to rank", self.number), 0.0005, rank.alert)
-            case events.WatcherCommand.REQUEST_TERMINATION:
-                if world.random.random() < 0.3 and not rank.stopped and not rank.busy:
-                    world.schedule(world.random.uniform(0, 1), rank.fail, "sys.exit(143)", 143)
-            case events.WatcherCommand.TERMINATE | events.WatcherCommand.KILL:
-                rank.die(signal.SIGKILL, by_agent=True)
-            case events.WatcherCommand.LEAVE_JOB:
-                if self.number == 0:
-                    world.server.post(events.OwnRankEnded(in_order=True))
-                else:
-                    self._do(events.ToCoordinator(protocol.Leave()))
-                self._die_when_idle()
-            case events.WatcherCommand.END_OTHERS:
-                if self.number == 0:
-                    world.server.post(events.OwnRankEnded(in_order=False))
-            case events.WatcherCommand.CANCEL_STEP:
-                world.cancelled = True
-                world.kill_all(0.1)
-            case events.WatcherCommand.CLEAN_UP:
-                world.schedule(world.random.uniform(0.01, CLEANING_S), self._die_when_idle)
+            case events.SignalRank(number):
+                world.schedule(0.0001, rank.take_signal, number)
+            case events.AgentCommand.REQUEST_END:
+                if rank.can_act:
+                    world.schedule(world.random.uniform(0.001, 0.3), rank.end, signal.SIGKILL)
+            case events.AgentCommand.END_RANK:
+                world.schedule(0.0001, rank.end, signal.SIGKILL)
+            case events.AgentCommand.END_DESCENDANTS:
+                after_s = world.random.choice([0.01, DESCENDANTS_TIMEOUT_S])
+                world.schedule(after_s, self.post, events.DescendantsGone())
 
-    def _die_when_idle(self) -> None:
-        if self.number == 0 and self.world.server.coordinator.has_unprinted_verdict:
-            self.world.schedule(0.05, self._die_when_idle)
-        else:
-            self.die()
-
-    def _meet(self, member: RankIdentity) -> None:
-        self.linked = True
+    def _join(self, member: RankIdentity) -> None:
+        self.is_linked = True
         if self.number == 0:
-            self.world.server.post(events.OwnRankJoined(0, member))
+            self.world.server.post(events.OwnRankJoined(OWN_LINK, member))
         else:
-            self.link = self.world.link(self)
             hello = protocol.Hello(member.rank, member.host, member.pid, member.namespace)
-            self.send_to_coordinator(events.PeerGreeted(self.link, hello))
-            if not (self.world.ranks[0].alive or self.world.agents[0].alive):
-                self.world.schedule(LOCAL_S[0], self.post, events.Rank0Lost(closed=True))
-
-    def _watch(self, number: int) -> None:
-        self.world.ranks[number].watched_by.append(self)
-        if not self.world.ranks[number].alive:
-            self.world.schedule(0.001, self.post, events.Observed(protocol.PeerProcessEnded(number)))
+            connecting_s = self.world.random.choice([0.001, 0.001, 0.001, MOST_CONNECTING_S])
+            self.world.send(("up", self.number), connecting_s, self.world.server.post,
+                            events.PeerGreeted(self.link, hello))
+            if not self.world.agents[0].alive:
+                self.world.schedule(LOCAL_S[0], self.lose_coordinator)
 
 
 class Server:
@@ -615,45 +533,38 @@ class Server:
         self.world = world
         self._process = world.agents[0]
         self.coordinator = Coordinator(self._process.watched, 0.0)
+        self.has_ordered_end = False
         self._timers = Timers(world, self.post)
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the process is gone."""
-        return not self._process.alive
 
     def post(self, event: events.CoordinatorEvent) -> None:
         """Pass an event to the logic, and do what it wants."""
-        if not self.is_gone:
+        if self._process.alive:
             self.world.trace("coordinator <-", event)
             actions = self.coordinator.handle(event, self.world.now)
+            self.has_ordered_end |= isinstance(self.coordinator.phase, Ending)
             for action in sorted(actions, key=is_for_own_watcher):
                 self._do(action)
 
     def _do(self, action: events.CoordinatorAction) -> None:
         world = self.world
         match action:
+            case events.ToPeer(link, message) if link == OWN_LINK:
+                self._process.receive(message)
             case events.ToPeer(link, message):
-                if link == OWN_LINK:
-                    self._process.post(events.FromCoordinator(message))
-                elif (delay := world.between(0, world.callers[link].rank.node)) is not None:
-                    other = world.callers[link]
-                    world.send(("down", other.number), delay, other.post, events.FromCoordinator(message))
+                other = world.agents[link]
+                if (delay := world.between(0, other.rank.node)) is not None:
+                    world.send(("down", link), delay, other.receive, message)
             case events.SetTimer(name, after_s):
                 self._timers.set(name, after_s)
-            case events.PrintReason(verdict):
-                world.print_report("coordinator", verdict)
-            case events.CoordinatorCommand.CANCEL_STEP:
-                world.cancelled = True
-                world.kill_all(0.1)
+            case events.PrintOwnReport(root_cause):
+                world.print_report("coordinator", root_cause)
             case events.PrintLine(text):
+                world.trace(text)
                 world.said.append(text)
             case events.CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:
                 world.schedule(world.random.uniform(0.2, 2.0), self._post_wait_for_finished)
             case events.CoordinatorCommand.TAKE_SNAPSHOT:
                 world.schedule(world.random.uniform(0.2, 2.0), self.post, events.SnapshotTaken(JobActivity()))
-            case events.CloseConnection():
-                pass
 
     def _post_wait_for_finished(self) -> None:
         """Post whether all unfinished ranks wait for those that have finished."""

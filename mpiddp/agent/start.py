@@ -1,0 +1,83 @@
+"""The fork of a rank: the process that the launcher has started becomes the rank's agent."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+from posix import fork  # os.fork may be a debugger's own, which holds the new process
+
+from ..base.config import BLOCKED_EXIT_TIMEOUT_S, LaunchConfig
+from ..discovery import launchers, runtime, schedulers
+from ..ipc.channel import Channel
+from ..where import progress  # noqa: F401 (its page is shared by the rank and its agent)
+from ..where.protocol import InspectFds
+from . import client, protocol
+
+PR_SET_PDEATHSIG = 1  # (linux/prctl.h)
+DEVNULL_FOR_STDIN = 0
+
+
+def describe_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None) -> protocol.WatchedRank:
+    """Return what is known of this process's rank before it exists; rank 0's agent can probe other hosts.
+
+    A rank has a process group of its own, so that a launcher's signals reach its agent alone, unless the launcher
+    signals each process of a step, or the rank has to read from a terminal.
+    """
+    rank = started_by.rank if started_by else 0
+    by_srun = started_by is not None and started_by.by_srun
+    launcher = started_by.launcher if started_by else None
+    has_own_group = not launcher.signals_all if launcher else not os.isatty(0)
+    return protocol.WatchedRank(
+        name=f"rank {rank} on {runtime.hostname()}",
+        first_on_node=launchers.is_first_on_node(os.environ),
+        step=runtime.find_slurm_step(os.environ, started_by),
+        hosts=lambda: schedulers.list_slurm_hosts(os.environ) if rank == 0 else [],
+        by_srun=by_srun,
+        step_daemon=runtime.find_step_daemon(os.getpid()) if by_srun else 0,
+        timeout_s=config.startup_timeout_s,
+        has_own_group=has_own_group,
+        kill_delay_s=launcher.kill_delay_s if launcher else 0.0,
+        stall_s=config.stall_s or 0.0,
+        stall_abort=config.stall_abort,
+        blocked_timeout_s=config.exit_timeout_s or BLOCKED_EXIT_TIMEOUT_S,
+        exit_timeout_s=config.exit_timeout_s or 0.0,
+    )
+
+
+def fork_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None) -> client.AgentClient:
+    """Fork the rank, in which this returns; this process is its agent from now on, and ends after it.
+
+    MPI and torch are not loaded yet. The rank dies with its agent.
+    """
+    began_s = time.monotonic()
+    watched = describe_rank(config, started_by)
+    sys.stdout.flush()
+    ours, its = socket.socketpair()
+    crash_reading, crash_writing = os.pipe()
+    stack_reading, stack_writing = os.pipe()
+    our_query, its_query = socket.socketpair()
+    agent_pid = os.getpid()
+    pid = fork()
+    if pid:
+        from .process import RANK_CODEC, RankProcess, run_agent  # the rank does not wait for this import
+
+        for descriptor in (its.detach(), crash_writing, its_query.detach()):
+            os.close(descriptor)
+        os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), DEVNULL_FOR_STDIN)
+        inspect_fds = InspectFds(stack_reading, stack_writing, our_query.detach())
+        os.close(stack_writing)
+        run_agent(RankProcess(pid, Channel(ours, RANK_CODEC), crash_reading, inspect_fds), watched, began_s)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != agent_pid:  # it has died meanwhile
+        os.kill(os.getpid(), signal.SIGKILL)
+    if watched.has_own_group:
+        os.setpgid(0, 0)
+    for descriptor in (ours.detach(), crash_reading, stack_reading, our_query.detach()):
+        os.close(descriptor)
+    os.set_blocking(stack_writing, False)
+    return client.AgentClient(Channel(its, client.CODEC), crash_writing, (stack_writing, its_query.detach()), began_s,
+                              watched.has_own_group)

@@ -1,0 +1,35 @@
+"""The time limits of agents and ranks, in seconds, and their order."""
+
+from ..failure.root_cause import ROOT_CAUSE_WAIT_S
+
+# The start
+LISTEN_TIMEOUT_S = 30.0  # for an agent to listen: its code may have to be loaded from a cold file system
+HARD_GRACE_S = 15.0  # after the startup timeout, for ranks to end the job in order
+KILL_DELAY_S = 1.0  # between SIGTERM and SIGKILL of a rank that is late
+REPORTS_SPREAD_S = 1.0  # for other nodes' agents to print their reports, before the job's step is cancelled
+
+# A failure
+PRINT_TIMEOUT_S = 5.0  # for the agent of the rank that failed first to print the report
+DECISION_TIMEOUT_S = 8.0  # for the coordinator to select the root cause and have it printed
+ANSWER_TIMEOUT_S = 12.0  # for an agent to answer its rank
+STACK_TIMEOUT_S = 2.0  # for that rank to print its traceback
+OUTPUT_TIMEOUT_S = 0.5  # for output that was written before the report to be shown
+
+# The end
+CLOSED_TIMEOUT_S = 1.0  # after a rank's connection has closed, until it counts as finished: it may be ending
+LATE_AGENTS_TIMEOUT_S = 1.0  # for agents that have not joined yet
+FLUSH_TIMEOUT_S = 0.2  # for a rank to flush its files when the job ends
+FINAL_EXIT_TIMEOUT_S = 2.0  # after the grace of a rank, until it is killed
+DESCENDANTS_TIMEOUT_S = 0.7  # between SIGTERM and SIGKILL of what a rank has left behind
+LOST_COORDINATOR_TIMEOUT_S = 2.0  # for the launcher to end a job that has lost rank 0's agent
+JOB_OVER_TIMEOUT_S = 5.0  # after all ranks should have ended, until an agent ends without the others
+ABORT_WAIT_S = 30.0  # for a rank that can end the job by MPI_Abort: until all others have ended
+ABORT_TIMEOUT_S = 2.0  # for a launcher to end the agents after MPI_Abort
+TASK_TIMEOUT_S = 5.0  # for a file system or a command
+FINAL_TASKS_TIMEOUT_S = 1.0  # for the last of them, when the agent ends
+
+assert ROOT_CAUSE_WAIT_S + PRINT_TIMEOUT_S < DECISION_TIMEOUT_S
+assert DECISION_TIMEOUT_S + STACK_TIMEOUT_S < ANSWER_TIMEOUT_S
+assert STACK_TIMEOUT_S + OUTPUT_TIMEOUT_S < PRINT_TIMEOUT_S
+assert FLUSH_TIMEOUT_S < FINAL_EXIT_TIMEOUT_S < JOB_OVER_TIMEOUT_S
+assert DESCENDANTS_TIMEOUT_S < JOB_OVER_TIMEOUT_S
