@@ -130,7 +130,8 @@ SET_UP = {
 # Names of what others start, which mpiddp takes the place of; the one line of our own syntax; a launcher of one centre;
 # Flux's commands.
 NAMED = {
-    "python -m mpi4py main.py", "LLsub batch.sh", "accelerate config", "accelerate launch", "accelerate launch …", "conda activate",
+    "python -m mpi4py main.py",
+    "LLsub batch.sh", "accelerate config", "accelerate launch", "accelerate launch …", "conda activate",
     "python -m torch.distributed.launch …", "mpirun --tag-output", "srun --label",
     "srun --output=%x-%j.%t.out", "torchrun …",
     "python -m mpiddp [options] script.py [arguments]", "ibrun python -m mpiddp train.py",
