@@ -1,13 +1,11 @@
 """Load data by workers of every kind while all processes of a step get signals; a loader can still end its workers."""
 
 import ctypes
-import multiprocessing
 import os
 import signal
 import sys
 import time
 
-import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 import mpiddp
