@@ -85,7 +85,7 @@ def test_ranks_that_wait_for_one_that_has_ended() -> None:
     assert all(rank.alive for rank in world.ranks)
     world.run(until_s=400.0)
     assert [report.root_cause.first.cause for report in world.printed] == ["others wait in vain"]
-    assert len(world.said) == 1
+    assert [line for line in world.said[1:] if "still waiting" not in line] == []
     assert not any(rank.alive for rank in world.ranks)
     assert {agent.status for agent in world.agents} == {1}
 
