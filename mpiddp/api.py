@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from .base.errors import EndTimeoutError, LaunchError
+from .base.errors import LaunchError
 from .base.termination import exit_status
 from .systems.statuses import EXIT_REQUEUE
 from .where import progress
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from .base.config import LaunchConfig
     from .base.ranks import JobEnv
     from .runner.lifecycle import RunningJob
+    from .runner.own_main import ExitWatch
     from .runner.stop import Stop
 
 _own_job: RunningJob | None = None  # which init_process_group() started in this process
+_exit_watch: ExitWatch | None = None  # of that job; None for a single rank, and under `python -m mpiddp`
 _stop: Stop | None = None  # of should_stop() without a job
 
 
@@ -37,59 +39,68 @@ def init_process_group(
     None for torch's default. MPI is initialised if it is not yet. Under `python -m mpiddp` the launcher's group is
     used, if it is what is requested.
 
-    Until destroy_process_group() a rank that fails ends the job as under the launcher: with a report, with its status,
-    and on all ranks of the MPI job, including those outside of `comm`. A rank fails if it is killed, or if its program
-    ends by an uncaught exception or by sys.exit() with a status other than 0. A rank whose program ends in any other
-    way waits for the others. The ``MPIDDP_…`` variables of the launcher's options apply; the default of MPIDDP_BIND is
-    launcher here.
+    Until destroy_process_group() a rank whose program ends by an uncaught exception, or by sys.exit() with a status
+    other than 0, ends the whole MPI job with that status, as `python -m mpi4py` does, including ranks outside of
+    `comm`. A rank whose program ends in any other way waits for the others. A single rank ends alone. Everything else
+    (failure reports, logs, `python -m mpiddp.where`) wants `python -m mpiddp --no-init main.py`, without a change in
+    the program. The ``MPIDDP_…`` variables of the start's options apply; the default of MPIDDP_BIND is launcher here.
 
     Raises LaunchError, the same on every rank, if the group cannot start, and ValueError if the process has a default
-    group already or a variable is wrong. Any other exception, such as of a faulty GPU, is this rank's failure, also if
-    it is caught: then another call raises RuntimeError.
+    group already or a variable is wrong. Any other exception, such as of a faulty GPU, is printed, and ends the job
+    at once: the other ranks would wait for this one.
     """
-    if _has_failed():
-        raise RuntimeError("this rank has failed, and its job ends")
     launched = _find_launched()
     if launched is not None and _adopt(launched, comm, backend, timeout):
         return launched.membership.environment
     if _is_initialized():
         raise ValueError("the default process group already exists; call mpiddp.destroy_process_group() first")
     settings = _settings(os.environ, backend)
-    job = _start(comm, settings, is_watched=launched is not None)
     try:
+        job = _start(comm, settings, launched)
         job.membership.use_device()
         job.membership.create_group(settings.group_timeout if timeout is None else timeout, job.refuse_alone)
+    except LaunchError:
+        raise
     except BaseException as error:
         _fail(error)
         raise
-    if job.guard is not None:
-        job.guard.watch_exceptions()
     return job.membership.environment
 
 
-def _start(comm: MPI.Comm | None, config: LaunchConfig, is_watched: bool) -> RunningJob:
-    """Start a job of a communicator's ranks, and MPI before; `is_watched` if the launcher watches this rank already."""
-    global _own_job
+def _start(comm: MPI.Comm | None, config: LaunchConfig, launched: RunningJob | None) -> RunningJob:
+    """Start a job of a communicator's ranks, and MPI before; `launched` is the launcher's, whose agent watches us."""
+    global _own_job, _exit_watch
     from mpi4py import MPI
 
-    from .launch import join_unwatched, start_program
+    from .launch import join, start_program
     from .runner import signals
+    from .runner.own_main import ExitWatch, warn_unused_options
 
     if not MPI.Is_initialized():
         MPI.Init_thread()
     comm = MPI.COMM_WORLD if comm is None else comm
     signals.protect_workers()
+    if launched is None and comm.size > 1:
+        _exit_watch = ExitWatch(destroy_process_group)
+        if comm.rank == 0:
+            warn_unused_options(os.environ)
     try:
-        if is_watched:
-            _own_job = join_unwatched(comm, config._replace(log_dir="", port=0))
-        else:
-            _own_job = start_program(comm, config, destroy_process_group)
+        _own_job = join(comm, config._replace(port=0)) if launched else start_program(comm, config)
     except LaunchError as error:  # a program sets options by variables
+        _end_watch()
         from .options.table import options_to_variables
 
         actual, needed, do = map(options_to_variables, (error.actual, error.needed, error.do))
         raise type(error)(error.name, actual, needed, do) from None
     return _own_job
+
+
+def _end_watch() -> None:
+    """Stop watching how the program ends."""
+    global _exit_watch
+    if _exit_watch is not None:
+        _exit_watch.release()
+        _exit_watch = None
 
 
 def destroy_process_group() -> None:
@@ -98,31 +109,20 @@ def destroy_process_group() -> None:
     Collective over its communicator: returns when all ranks have called it, because others may still need the store.
     """
     global _own_job, _stop
-    if _has_failed():  # the job ends with this program
-        return
     if _own_job is not None:
         from mpi4py import MPI
 
         from .runner import signals
 
         job, _own_job, _stop = _own_job, None, None
-        job.write_steps(os.environ.get("MPIDDP_ERROR_FILE", ""))
         if MPI.Is_finalized():  # nobody can be waited for
             job.give_up()
-        elif job.termination is None:
-            job.leave(exit_timeout_s=None)
         else:
-            job.termination.announce_script_end()
-            try:
-                job.leave(_settings(os.environ).exit_timeout_s)
-            except EndTimeoutError as error:
-                job.termination.fail_at_end(error)
-        if job.guard is not None:
-            job.guard.release()
-            job.guard.termination.release()
-            job.report_incomplete_logs()
+            job.leave_over_mpi(exit_timeout_s=None)
+            job.restore()
+        _end_watch()
+        if _find_launched() is None:
             signals.release_signals()
-        job.restore()
     elif _is_initialized():
         import torch.distributed as dist
 
@@ -135,8 +135,9 @@ def process_group(
 ) -> Iterator[JobEnv]:
     """Hold a default process group in a `with` block, as init_process_group() creates it.
 
-    If the block raises, the job ends on all ranks, even if the exception is caught outside the block: the other ranks
-    would wait for this one. The program has MPIDDP_ABORT_GRACE seconds to end. With a single rank only the group ends.
+    If the block raises, the exception is printed, and the whole MPI job ends at once, with sys.exit()'s status or 1:
+    the program may catch the exception outside of the block, and the other ranks would wait for this one. With a single
+    rank only the group ends, and under `python -m mpiddp` the job ends if the exception ends the script.
     """
     env = init_process_group(comm, backend, timeout)
     try:
@@ -153,24 +154,17 @@ def process_group(
     destroy_process_group()
 
 
-def _has_failed() -> bool:
-    """Return whether the job ends because this rank has failed."""
-    return _own_job is not None and _own_job.termination is not None and _own_job.termination.has_failed
-
-
 def _is_agreed_stop(error: SystemExit) -> bool:
     """Return whether a program ends by stop_for_requeue() because all ranks have agreed to."""
     return error.code == EXIT_REQUEUE and _own_job is not None and _own_job.is_stopping()
 
 
 def _fail(error: BaseException) -> None:
-    """End the job because this rank cannot go on in it; with a single rank only the group ends."""
+    """End the job because this rank cannot go on in it; only the group ends if nobody waits, or an agent watches us."""
     global _own_job
-    if _own_job is None:
-        return
-    if _own_job.guard is not None:
-        _own_job.guard.report(error)
-    else:
+    if _exit_watch is not None:
+        _exit_watch.fail(error)
+    if _own_job is not None:
         job, _own_job = _own_job, None
         job.give_up()
 
@@ -179,7 +173,7 @@ def _settings(environ: Mapping[str, str], backend: str | None = None) -> LaunchC
     """Return the settings of a program with its own main(); raise ValueError if a variable is wrong."""
     import argparse
 
-    from .base.config import Binding
+    from .base.config import Binding, OutputFilter
     from .cli import read_settings
     from .options.table import variable_name
 
@@ -188,7 +182,7 @@ def _settings(environ: Mapping[str, str], backend: str | None = None) -> LaunchC
     except argparse.ArgumentTypeError as error:
         raise ValueError(str(error)) from None
     binding = config.binding if variable_name("bind") in environ else Binding.LAUNCHER
-    return config._replace(backend=backend or config.backend, binding=binding, python_exit=False)
+    return config._replace(backend=backend or config.backend, binding=binding, log_dir="", output_filter=OutputFilter())
 
 
 def should_stop() -> bool:

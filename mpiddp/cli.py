@@ -15,6 +15,7 @@ from .base.config import (
     DryRunFacts,
     DryRunShape,
     LaunchConfig,
+    OutputFilter,
     Script,
 )
 from .base.stderr import print_answer, warn, write_line
@@ -177,6 +178,7 @@ def make_config(options: argparse.Namespace, script: Script | None, environ: Map
     fields |= {
         "script": script,
         "init": not options.no_init,
+        "agent": not options.no_agent,
         "binding": Binding(options.binding),
         "check": CheckMode(options.check),
         "error_file": options.error_file or parse_path(environ.get("TORCHELASTIC_ERROR_FILE", "")),
@@ -189,6 +191,8 @@ def find_conflict(options: argparse.Namespace) -> str:
     """Return which options do not go together, empty if all do."""
     if options.stall_abort and options.stall_s is None:
         return "--stall-abort needs --stall SECONDS"
+    if options.no_agent and (options.log_dir or options.prefix or options.output_filter != OutputFilter()):
+        return "--no-agent: --log-dir, --prefix and --show need an agent"
     if options.stage_keep and not options.stage:
         return "--stage-keep needs --stage"
     is_folded = options.output_filter.folded

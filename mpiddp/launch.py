@@ -17,7 +17,8 @@ the last of the atexit functions. A start that fails before step 8 is refused: o
 rank exits with status 3. Whatever fails later ends the job on all ranks, with a report of the rank that failed first
 (runner/termination.py, agent/coordinator.py); then all agents exit with the same status.
 
-A program with its own main() takes part by mpiddp.init_process_group() (api.py), which calls start_program().
+A program with its own main() takes part by mpiddp.init_process_group() (api.py), which calls start_program(). It has no
+agent (runner/own_main.py).
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from .agent.client import NoAgent
 from .agent.start import fork_rank
 from .base import timeline
 from .base.config import RESTART_VARIABLE, LaunchConfig
 from .base.errors import LaunchError, LocalLaunchError
 from .base.stderr import warn
-from .base.termination import abort, flush_and_wait, skip_exit_functions
+from .base.termination import abort, flush, flush_and_wait, skip_exit_functions
 from .bootstrap import site
 from .bootstrap.mpi_init import initialise_mpi
 from .bootstrap.prepare import bind_cores, collect_ready_facts, import_torch, set_torch_env
@@ -47,10 +49,10 @@ from .discovery import launchers, runtime
 from .discovery.host import collect_host_facts
 from .discovery.mpi import identify_library, needs_exit_functions
 from .failure import exception
-from .output.redirect import Output, choose_output_target, enable_line_buffering, is_relayed
+from .output.redirect import choose_output_target, enable_line_buffering
 from .runner import script, signals
 from .runner.exec import check_started_once
-from .runner.lifecycle import RunningJob, leave_job, prepare_stop, run_script
+from .runner.lifecycle import RunningJob, leave_job, prepare_stop, run_script, with_local_rank
 from .runner.termination import Termination
 from .systems.mpi_libraries import OPEN_MPI
 from .systems.statuses import EXIT_CANNOT_START, EXIT_INTERRUPTED
@@ -69,6 +71,8 @@ job: RunningJob | None = None  # which `launch` started in this process
 def launch(config: LaunchConfig, program: Program = run_script) -> int:
     """Start this rank, run the script in it, or another program, and return the exit status."""
     global job
+    if not config.agent:
+        return run_without_agent(config)
     try:
         job = start(config)
     except LaunchError:  # it is printed
@@ -98,7 +102,6 @@ def start(config: LaunchConfig) -> RunningJob:
     prepare_process(config)
     started_by = launchers.read_launch_facts(os.environ)
     agent = fork_rank(config, started_by)  # 1
-    output = Output(is_relayed(config))
     stop = prepare_stop(config, started_by)
     with refusing_early(agent), signals.signals_held() if stop else contextlib.nullcontext():
         check_started_once()
@@ -108,12 +111,14 @@ def start(config: LaunchConfig) -> RunningJob:
         membership = meet(MPI.COMM_WORLD, config, agent, stop)  # 3 to 7
     if not needs_exit_functions(os.environ):
         skip_exit_functions()
-    started = watch(membership, config, agent, output, stop, started_by)  # 8
+    started = watch(membership, config, agent, stop, started_by)  # 8
     assert started.termination
     with reporting(started.termination):
         if config.explain is None:
             enable_line_buffering()
-            started.termination.redirect_output(choose_output_target(membership, config))
+            if agent.is_forwarded:
+                flush()
+                agent.configure_output(*choose_output_target(membership, config))
         set_up_torch(started, config, agent)  # 9
         timeline.begin_stage("ready")
         if config.stage:
@@ -124,7 +129,7 @@ def start(config: LaunchConfig) -> RunningJob:
             from .reporting.map import print_start  # the other ranks need not load it
 
             print_start(membership.environment, membership.seats, config, os.path.dirname(membership.log.path),
-                        started.termination.terminal)
+                        agent.show_text)
     return started
 
 
@@ -177,14 +182,14 @@ def meet(
 
 
 def watch(
-    membership: Membership, config: LaunchConfig, agent: AgentClient, output: Output, stop: Stop | None,
+    membership: Membership, config: LaunchConfig, agent: AgentClient, stop: Stop | None,
     started_by: launchers.LaunchFacts | None,
 ) -> RunningJob:
     """Make this rank's agent join the others: from now on the ranks end together."""
     timeline.begin_stage("connecting agents")
     agent.report_stage("connecting agents")
     by_open_mpi = started_by is not None and started_by.launcher.library == OPEN_MPI
-    termination = Termination(agent, membership.identify(config), output, config, by_open_mpi)
+    termination = Termination(agent, membership.identify(config), config, by_open_mpi)
     termination.join_agents(membership.endpoint)
     write_trace = None
     if config.trace_file:
@@ -227,7 +232,7 @@ def reporting(termination: Termination) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refusing(MPI: Any, agent: AgentClient) -> Iterator[None]:
+def refusing(MPI: Any, agent: AgentClient | NoAgent) -> Iterator[None]:
     """Run the start after MPI_Init in this block; if it fails, print the reason once, and end the job on all ranks."""
     try:
         yield
@@ -247,6 +252,45 @@ def refusing(MPI: Any, agent: AgentClient) -> Iterator[None]:
         exception.print_exception(error)
         flush_and_wait()
         abort(MPI, exception.find_script_status(error))
+
+
+def run_without_agent(config: LaunchConfig) -> int:
+    """Run the script in this process, which has no agent (--no-agent), and return the exit status.
+
+    An exception passes through, so that a debugger sees it; then it ends the job by MPI_Abort.
+    """
+    assert config.script is not None
+    prepare_process(config)
+    started_by = launchers.read_launch_facts(os.environ)
+    agent, stop = NoAgent(), prepare_stop(config, started_by)
+    try:
+        with refusing_early(agent):
+            MPI = initialise_mpi(config, started_by, agent)
+        with refusing(MPI, agent):
+            started = RunningJob(meet(MPI.COMM_WORLD, config, stop=stop), stop=stop)
+            started.membership.use_device()
+            if config.init:
+                started.membership.create_group(config.group_timeout, started.refuse_alone)
+    except LaunchError:  # it is printed
+        return EXIT_CANNOT_START
+    signals.restore_dispositions()
+
+    def end() -> None:
+        """Leave the job as the last of the atexit functions, or abort it."""
+        if started.failure is not None and (status := exception.find_script_status(started.failure)):
+            flush_and_wait()
+            abort(MPI, status)
+        started.leave_over_mpi(config.exit_timeout_s)
+        MPI.Finalize()
+
+    atexit.register(end)
+    started.membership.groups.adopt_calls()
+    try:
+        script.run_main(with_local_rank(config.script, config.local_rank_option))
+    except BaseException as error:
+        started.failure = error
+        raise
+    return 0
 
 
 def start_program(comm: MPI.Comm, config: LaunchConfig) -> RunningJob:

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import psutil
 import pytest
+from mpiddp.agent.background import BackgroundTasks
 
 from mpiddp.agent import connections, process, watcher
-from mpiddp.agent.background import BackgroundTasks
 from mpiddp.agent.connections import CoordinatorChannel, send_hello, watch_rank_0
 from mpiddp.agent.coordinator_server import CoordinatorServer
 from mpiddp.agent.events import (

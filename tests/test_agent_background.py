@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from mpiddp.agent.background import BackgroundTasks, NonblockingStderr
+
 from mpiddp.base.stderr import write_line
 from mpiddp.ipc.event_loop import EventLoop
 from tests import processes

@@ -548,7 +548,6 @@ def test_an_accelerator_that_torch_learns_of_from_a_package(quick: Mpi) -> None:
 
 @pytest.mark.parametrize("how", [
     "-m mpiddp", pytest.param("-m mpiddp --no-init", marks=pytest.mark.thorough),
-    pytest.param("", marks=pytest.mark.thorough),
 ])
 def test_a_device_that_fails_when_it_is_first_used_is_reported(quick: Mpi, tmp_path: Path, how: str) -> None:
     """It may be faulty, or in use by another job: the report names the rank, for the user and the supervisor."""

@@ -13,19 +13,14 @@ import pytest
 
 from mpiddp.agent.process_cleanup import mapped_segments, remove_unmapped
 from mpiddp.ipc import helper_process
-from tests import processes
 from tests.leftovers import remove_leftovers
 from tests.messages import find
 from tests.support import (
-    DEADLINE_S,
     MPICH_FIRST,
-    ROOT,
     Mpi,
     check,
     mpiexec,
-    mpiexec_command,
     on_path,
-    single_node_environ,
 )
 
 pytestmark = pytest.mark.light
@@ -132,22 +127,6 @@ def test_shared_memory_of_a_job_that_fails_is_removed(end: str, mpi: Mpi, segmen
             assert other.exists()
     finally:
         other.unlink()
-
-
-def test_shared_memory_of_a_program_with_its_own_main_is_removed(quick: Mpi, tmp_path: Path) -> None:
-    """Its agent is forked when MPI has its segments already, and would have them, too."""
-    (tmp_path / "program.py").write_text(
-        "import sys, time\nfrom mpi4py import MPI\nimport mpiddp\n"
-        "print(*{line.split()[5] for line in open('/proc/self/maps') if '/dev/shm/mpich' in line}, flush=True)\n"
-        "with mpiddp.process_group():\n    if MPI.COMM_WORLD.rank:\n        sys.exit(7)\n    time.sleep(60)\n")
-    done = processes.run(*mpiexec_command(quick, 2, tmp_path / "program.py"), timeout=DEADLINE_S,
-                         env={**single_node_environ(quick), **on_path(ROOT)})
-    paths = {Path(path) for path in done.stdout.split() if path.startswith("/dev/shm/")}
-    assert paths, done.stderr
-    deadline = time.monotonic() + SOON_S
-    while (left := [path for path in paths if path.exists()]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert left == []
 
 
 def test_a_segment_goes_with_the_last_process_that_maps_it(segment: Path) -> None:

@@ -119,8 +119,6 @@ def test_a_second_attempt_goes_on_after_the_first(tmp_path: Path) -> None:
     """Also where another process writes at the same time."""
     path = tmp_path / "rank-00003.n07.log"
     plan = LogPlan(str(path))
-    written(plan, [])
-    assert path.read_text() == ""
     written(plan, [b"one\n", b"two"])
     killed = RankLog(plan, "rank 3 on n07")
     killed.write(b"three\n" * 25)
@@ -155,7 +153,7 @@ def test_the_stack_of_a_crash_begins_a_line(tmp_path: Path) -> None:
     path = tmp_path / "rank-00003.n07.log"
     log = RankLog(LogPlan(str(path)), "rank 3 on n07")
     log.write(b"seven\nno end")
-    log.write_stack("Fatal Python error")
+    log.write_text("Fatal Python error")
     log.close()
     assert path.read_text() == "seven\nno end\nFatal Python error\n"
 
@@ -304,38 +302,3 @@ def test_no_room_is_no_reason_to_open_a_file_again() -> None:
     from mpiddp.output.log import NO_ROOM
 
     assert set(NO_ROOM) == {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-OWN_MAIN = """
-import mpiddp
-with mpiddp.process_group() as env:
-    print("rank", env.rank)
-print("beyond the job")
-"""
-OFTEN = """
-import os, mpiddp
-for _ in range(3):
-    with mpiddp.process_group() as env:
-        pass
-    print(env.rank, len(os.listdir("/proc/self/fd")))
-"""
-
-
-@pytest.mark.thorough("test_a_program_with_its_own_main")
-@pytest.mark.torch
-def test_a_program_that_starts_several_jobs_keeps_no_descriptors(quick: Mpi, tmp_path: Path) -> None:
-    (program := tmp_path / "often.py").write_text(OFTEN)
-    env = {**single_node_environ(quick), "MPIDDP_LOG_DIR": str(tmp_path / "logs"), "MPIDDP_PREFIX": "{rank} "}
-    done = check(processes.run(*mpiexec_command(quick, 2, program), timeout=DEADLINE_S, env=env))
-    assert len(done.stdout.splitlines()) == 6
-    assert len({*done.stdout.splitlines()}) == 2, done.stdout
-
-
-def test_a_program_with_its_own_main(quick: Mpi, tmp_path: Path) -> None:
-    (program := tmp_path / "own.py").write_text(OWN_MAIN)
-    env = {**single_node_environ(quick), "MPIDDP_LOG_DIR": str(tmp_path / "logs")}
-    done = check(processes.run(*mpiexec_command(quick, 2, program), timeout=DEADLINE_S, env=env))
-    assert done.stdout.count("beyond the job") == 2
-    records = index_of(tmp_path / "logs", has_ended)
-    assert [(one["status"], one["last"]) for one in records] == [(0, "rank 0"), (0, "rank 1")]
-    assert [log.read_text() for log in sorted(tmp_path.glob("logs/*/*.log"))] == ["rank 0\n", "rank 1\n"]

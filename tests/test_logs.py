@@ -12,7 +12,7 @@ import pytest
 from mpiddp.base.files import open_for_writing
 from mpiddp.base.ranks import LogPlan
 from mpiddp.output.log import RankLog
-from mpiddp.output.streams import FdWriter
+from mpiddp.output.writer import FdWriter
 from tests import processes
 from tests.cluster import Cluster
 from tests.messages import find, message
@@ -270,26 +270,6 @@ def test_a_stdout_that_does_not_block_is_waited_for(quick: Mpi, tmp_path: Path) 
     job = mpiexec_command(quick, 1, PROGRAMS / "slow_reader.py", quick.python, "-m", "mpiddp", "--prefix", script)
     done = check(processes.run(*job, timeout=DEADLINE_S, env=single_node_environ(quick)))
     assert [line.split()[3] for line in done.stdout.splitlines()] == [str(number) for number in range(4000)]
-
-
-def test_a_rank_that_is_hidden_has_no_relay(quick: Mpi, tmp_path: Path) -> None:
-    script = tmp_path / "beside.py"
-    script.write_text(f"{BESIDE}hidden = os.environ['RANK'] != '0'\ndeadline = time.monotonic() + 5\n"
-                      "while hidden and len(beside()) > 1 and time.monotonic() < deadline:\n    time.sleep(0.1)\n"
-                      "open(f'{sys.argv[1]}/{os.environ[\"RANK\"]}', 'w').write(str(len(beside())))\n")
-    check(mpiexec(quick, 2, "--prefix", "--show", 0, script, tmp_path, env={"JOB": str(tmp_path)}))
-    assert [(tmp_path / rank).read_text() for rank in "01"] == ["2", "1"]  # the agent is one
-
-
-def test_output_is_not_lost_in_silence_where_the_relay_is_killed(quick: Mpi, tmp_path: Path) -> None:
-    script = tmp_path / "kills.py"
-    script.write_text(f"{BESIDE}stdouts = {{one: os.readlink(f'/proc/{{one.pid}}/fd/1') for one in beside()}}\n"
-                      "(relay,) = [one for one in stdouts if stdouts[one] != os.devnull]\nrelay.kill()\n")
-    done = check(mpiexec(quick, 1, "--prefix", "--log-dir", tmp_path / "logs", script, env={"JOB": str(tmp_path)}), 120)
-    (index,) = tmp_path.glob("logs/*/ranks.json")
-    (record,) = json.loads(index.read_text())
-    assert record["lost"] == (index.parent / record["file"]).stat().st_size
-    assert len(find("launch/relay_killed", done.stderr, rank=0)) == 1
 
 
 def test_a_sink_that_fails_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,19 +14,14 @@ from pathlib import Path
 import pytest
 
 from mpiddp.base.termination import exit_status
-from tests import processes
 from tests.messages import find
 from tests.support import (
-    DEADLINE_S,
     MPICH_FIRST,
     PROGRAMS,
-    ROOT,
     Mpi,
     check,
     first_of,
     mpiexec,
-    mpiexec_command,
-    single_node_environ,
 )
 
 pytestmark = pytest.mark.light
@@ -163,17 +158,3 @@ def test_sys_exit_has_the_status_that_python_gives_it(code: str) -> None:
 def test_a_status_too_large_is_no_success(quick: Mpi, line: str, words: str) -> None:
     done = check(mpiexec(quick, 1, "-c", f"import os, sys\n{line}"), 255 if line.startswith("sys") else 1)
     assert re.search(rf"mpiddp: failed: rank 0 on \S+: {words}", done.stderr)
-
-
-def test_a_program_with_its_own_main_that_fails(quick: Mpi, tmp_path: Path) -> None:
-    program = tmp_path / "own.py"
-    program.write_text(
-        "import sys, zipfile, mpiddp\nenv = mpiddp.init_process_group()\nfolder = sys.argv[1]\n"
-        "archive = zipfile.ZipFile(f'{folder}/zip.{env.rank}', 'w')\narchive.writestr('kept', 'kept')\n"
-        "class Last:\n    def __del__(self):\n        print(f'rank {env.rank} destroyed')\n"
-        "last = Last()\nraise ValueError('seven')\n")
-    done = check(processes.run(*mpiexec_command(quick, 2, program, tmp_path), timeout=DEADLINE_S, cwd=ROOT,
-                               env={**single_node_environ(quick), "MPIDDP_ABORT_GRACE": "30"}), 1)
-    first = int(re.search(r"mpiddp: failed: rank (\d) on ", done.stderr)[1])  # type: ignore[index]
-    assert contents(tmp_path, first, ("zip",)) == {"zip": "kept"}  # the other one may be ended before
-    assert f"rank {first} destroyed\n" in done.stdout

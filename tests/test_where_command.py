@@ -23,7 +23,7 @@ from mpiddp.base.version import __version__
 from mpiddp.ipc.authentication import NONCE_BYTES, ServerHandshake
 from mpiddp.ipc.channel import encode
 from mpiddp.where import client, registry
-from mpiddp.where.protocol import ASK_SIGNAL, SnapshotReply
+from mpiddp.where.protocol import SnapshotReply
 from mpiddp.where.registry import JobEndpoint, read_endpoints
 from mpiddp.where.sampler import INSTALL_HINT
 from tests import processes
@@ -45,9 +45,7 @@ from tests.support import (
     check,
     first_of,
     mpiexec,
-    mpiexec_command,
     on_path,
-    single_node_environ,
 )
 
 pytestmark = pytest.mark.light
@@ -476,20 +474,6 @@ def test_a_deep_stack_in_a_folder_with_an_umlaut(quick: Mpi, state: dict[str, st
 def collectives() -> list[str]:
     """Ask the job that runs, and return the collectives in which its ranks are."""
     return [group.location.collective for group in client.request_snapshot(client.find_endpoint(""))[0].groups]
-
-
-def test_a_signal_that_a_program_uses_itself(quick: Mpi, state: dict[str, str], tmp_path: Path) -> None:
-    script = tmp_path / "own_signal.py"
-    script.write_text("import os, signal, time\nfrom mpi4py import MPI\nimport mpiddp\nseen = []\n"
-                      f"signal.signal({ASK_SIGNAL}, lambda *_: seen.append(1))\nmpiddp.init_process_group()\n"
-                      "deadline = time.monotonic() + 60\n"
-                      f"while not os.path.exists({str(tmp_path / 'asked')!r}) and time.monotonic() < deadline:\n"
-                      "    time.sleep(0.1)\nprint(seen)\nmpiddp.destroy_process_group()\n")
-    with asked(0.5, tmp_path / "asked") as answers:
-        done = check(processes.run(*mpiexec_command(quick, 2, script), timeout=DEADLINE_S, cwd=ROOT,
-                                   env={**single_node_environ(quick), **state, **on_path(ROOT)}))
-    assert done.stdout == "[]\n" * 2
-    assert answers[0] > 0
 
 
 def test_a_hang_is_reported_and_ends_the_job(quick: Mpi, state: dict[str, str]) -> None:

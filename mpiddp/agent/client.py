@@ -12,9 +12,11 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from ..base.ranks import RankIdentity
+from ..base.stderr import write_line
 from ..base.text import truncate_middle
 from ..failure.root_cause import MAX_STACK_CHARS, Report, truncate_report
 from ..ipc.channel import Channel, Codec, Unreadable
+from ..output.protocol import ForwardConfig, OutputConfigured, ShowText
 from ..planning.environment import Endpoint
 from ..where.dumper import StackDumper, handled_signals
 from . import protocol
@@ -23,7 +25,7 @@ from .timeouts import ABORT_WAIT_S, ANSWER_TIMEOUT_S, LISTEN_TIMEOUT_S
 
 RankChannel = Channel[RankToAgent, AgentToRank]
 CODEC: Codec[AgentToRank] = Codec(AgentToRank)
-Awaited = TypeVar("Awaited", RegistrationDone, ListenPort, JobEnds, AllFinished)
+Awaited = TypeVar("Awaited", OutputConfigured, RegistrationDone, ListenPort, JobEnds, AllFinished)
 
 MAX_READ_S = 0.1  # for one read: another thread, or a signal's handler, may have read the answer
 
@@ -32,13 +34,13 @@ class AgentClient:
     """Talks to the agent of this process, which has forked it."""
 
     def __init__(self, channel: RankChannel, crash_pipe: int, dumper_fds: tuple[int, int], began_s: float,
-                 has_own_group: bool) -> None:
+                 has_own_group: bool, is_forwarded: bool) -> None:
         """Use the connections that were made before the fork, at `began_s` on time.monotonic()'s clock."""
         self.began_s = began_s
         self._pid = os.getpid()
         self._channel = channel
         self._crash_pipe, self._dumper_fds = crash_pipe, dumper_fds
-        self._has_own_group = has_own_group
+        self._has_own_group, self.is_forwarded = has_own_group, is_forwarded
         self._inbox: dict[type[Any], AgentToRank | Unreadable] = {}
         self._dumper: StackDumper | None = None
         self._reports_crashes = False
@@ -80,6 +82,23 @@ class AgentClient:
     def await_registration(self) -> None:
         """Wait, but not for long, until the coordinator has admitted this rank: it then sees which rank ends first."""
         self._await(RegistrationDone, ANSWER_TIMEOUT_S)
+
+    def configure_output(self, config: ForwardConfig, listener: int) -> None:
+        """Make the agent forward what this rank writes from now on as `config` says.
+
+        Agents of other ranks connect to the descriptor `listener`, -1 for none, which this closes.
+        """
+        self._channel.send(config, listener)
+        if listener >= 0:
+            os.close(listener)
+        self._await(OutputConfigured, ANSWER_TIMEOUT_S)
+
+    def show_text(self, text: str) -> None:
+        """Print a text of mpiddp's own on the terminal, even if that does not show this rank's output."""
+        if self.is_forwarded:
+            self._channel.send(ShowText(text))
+        else:
+            write_line(text)
 
     def watch_script(self) -> None:
         """Let the agent see the script's stacks and crashes, except those that others handle already."""
@@ -177,6 +196,19 @@ class AgentClient:
                 faulthandler.enable(file=2)
 
 
+class NoAgent:
+    """Stands for the agent of a rank that has none (--no-agent)."""
+
+    def report_stage(self, name: str) -> None:
+        """Report nothing."""
+
+    def hand_over_sockets(self, sockets: Collection[int]) -> None:
+        """Hand nothing over."""
+
+    def report_locally_handled(self) -> None:
+        """Report nothing."""
+
+
 def leave_to_agent(*_: object) -> None:
     """Handle SIGQUIT by doing nothing: the agent gets it, too, and requests a snapshot."""
 
@@ -191,7 +223,7 @@ def list_sockets() -> set[int]:
     return found
 
 
-def holding_new_sockets(client: AgentClient) -> Callable[[], None]:
+def holding_new_sockets(client: AgentClient | NoAgent) -> Callable[[], None]:
     """Return a function that hands over the sockets that are opened between this call and that one."""
     before = list_sockets()
     return lambda: client.hand_over_sockets(list_sockets() - before)

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from ..base.errors import assert_never
 from ..base.ranks import RankIdentity
+from ..base.text import format_ranges
 from ..failure import root_cause
 from ..failure.root_cause import (
     EXIT_TIMEOUT_WORDS,
@@ -198,6 +199,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         self._activity = JobActivity()
         self._status = 0  # the largest of the ranks that have ended
         self._aborting: Peer | None = None  # whose rank can end the job by MPI_Abort
+        self._log_lost: set[int] = set()  # ranks whose logs are incomplete
         self._times_out = False  # --exit-timeout is over; a snapshot is being taken
         self._awaits_agents = False  # of a job that ends: some have not joined yet
         self._must_cancel = False  # some ranks, or their slurmstepd, cannot be reached
@@ -308,10 +310,12 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
             case protocol.ScriptEnded():
                 self._do(*self._finished.add(peer.rank, message, self._now_s))
                 self._release_if_finished()
-            case protocol.RankEnded(status, can_abort):
+            case protocol.RankEnded(status, can_abort, log_lost):
                 self.peers.mark_ended(peer)
                 if can_abort and self._aborting is None:
                     self._aborting = peer
+                if log_lost:
+                    self._log_lost.add(peer.rank)
                 self._status = max(self._status, status)
                 self._end_agents_if_ended()
             case protocol.ReasonPrinted():
@@ -436,10 +440,19 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         if is_in_order or isinstance(self.phase, Ending):
             self._end_agents()
 
+    def _report_lost_logs(self) -> None:
+        """Print which ranks' logs are incomplete, if any."""
+        if self._log_lost and self._own is not None:
+            words = f"rank{'s' * (len(self._log_lost) > 1)} {format_ranges(sorted(self._log_lost))}"
+            index = self._own.log.ranks_file
+            where = f" (first lost byte of each in {index})" if index else ""
+            self._do(events.PrintLine(f"mpiddp: logs are incomplete: {words}{where}"))
+
     def _end_agents(self) -> None:
         status = self.phase.status if isinstance(self.phase, Ending) else self._status
         if isinstance(self.phase, Running):
             self._do(CoordinatorCommand.NOTE_END_IN_ORDER)
+            self._report_lost_logs()
         if self._enter(Over(status)):
             if self._must_cancel:
                 self._do(CoordinatorCommand.CANCEL_STEP)

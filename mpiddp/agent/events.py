@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ..base.ranks import RankIdentity
 from ..failure.root_cause import JobActivity, Report, RootCause
 from ..ipc.channel import Unreadable
+from ..output.protocol import OutputRequest
 from ..where.protocol import SampleRequest, ThreadsRequest
 from . import protocol
 
@@ -39,7 +40,9 @@ class Record:
         return f"{type(self).__name__}({fields})"
 
 
-RankRequest = protocol.MpiSocket | protocol.ServeProbes | protocol.StartCoordinator | protocol.RegisterRank
+RankRequest = (
+    protocol.MpiSocket | protocol.ServeProbes | protocol.StartCoordinator | protocol.RegisterRank | OutputRequest
+)
 
 WARMUP_DELAY_S = 1.0  # from a rank's registration until its agent loads what a snapshot needs: not during starts
 
@@ -75,6 +78,13 @@ class RankGone(Record):
 
 class DescendantsGone(Record):
     """What the rank had started has ended."""
+
+
+class OutputFinished(Record):
+    """All output of the rank is forwarded; whether its stdout has lost some of it, and whether its log has."""
+
+    is_lost: bool
+    log_lost: bool
 
 
 class Signalled(Record):
@@ -154,8 +164,8 @@ class WaitForFinishedRank(Record):
 
 
 AgentEvent = (
-    FromRank | FromCoordinator | RankClosed | RankGone | DescendantsGone | Signalled | CoordinatorLost | StepDaemonGone
-    | Printed | Due
+    FromRank | FromCoordinator | RankClosed | RankGone | DescendantsGone | OutputFinished | Signalled | CoordinatorLost
+    | StepDaemonGone | Printed | Due
 )
 CoordinatorEvent = (
     PeerGreeted | FromPeer | PeerLost | OwnRankJoined | SnapshotTaken | EndRequested | WaitForFinishedRank | Due
@@ -211,7 +221,7 @@ class ToCoordinator(Record):
 
 
 class CarryOut(Record):
-    """Carry out what the rank requests: hold a socket, listen, connect."""
+    """Carry out what the rank requests: hold a socket, listen, connect, forward output."""
 
     request: RankRequest
 
@@ -257,6 +267,7 @@ class AgentCommand(enum.Enum):
     REQUEST_END = "make a thread of the rank flush the script's open files and end the rank"
     END_RANK = "send the rank SIGTERM if its script handles that, else SIGKILL"
     END_DESCENDANTS = "end what the rank has started, and post `DescendantsGone`"
+    FINISH_OUTPUT = "forward the rest of the rank's output, and post `OutputFinished`"
     CANCEL_STEP = "cancel the Slurm step of the job's ranks, if there is one"
     RECORD_SEGMENTS = "record the rank's shared memory of MPI"
 

@@ -18,12 +18,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from ..base.errors import assert_never
-from ..base.stderr import write_line
+from ..base.process import set_process_title
+from ..base.stderr import set_writer, write_all, write_line
 from ..base.text import fold_hosts, truncate_middle
 from ..discovery.process import WatchedProcess
+from ..failure.postmortem import extract_crash_stack
 from ..failure.report import format_error_file, print_failure
 from ..ipc.event_loop import EventLoop
 from ..output import index
+from ..output.forwarder import RankOutput
+from ..output.protocol import ForwardConfig, OutputConfigured, ShowText
+from ..output.writer import WriterThread
+from ..systems.statuses import wait_status_to_shell
 from ..where import progress
 from ..where.protocol import END, InspectFds, SampleRequest, ThreadsRequest
 from . import events, protocol
@@ -39,7 +45,13 @@ from .process_cleanup import (
     remove_unmapped,
 )
 from .tasks import Tasks
-from .timeouts import DESCENDANTS_TIMEOUT_S, FINAL_TASKS_TIMEOUT_S, TASK_TIMEOUT_S
+from .timeouts import (
+    DESCENDANTS_TIMEOUT_S,
+    FINAL_OUTPUT_TIMEOUT_S,
+    FINAL_TASKS_TIMEOUT_S,
+    OUTPUT_TIMEOUT_S,
+    TASK_TIMEOUT_S,
+)
 from .watcher import Watcher
 
 if TYPE_CHECKING:
@@ -61,6 +73,7 @@ class RankProcess(NamedTuple):
     channel: RankChannel
     crash_pipe: int  # from faulthandler
     inspect_fds: InspectFds
+    streams: dict[int, int]  # pipes from its stdout, 1, and stderr, 2; none if it has the launcher's
 
 
 def run_agent(rank: RankProcess, watched: protocol.WatchedRank, began_s: float) -> NoReturn:
@@ -83,6 +96,10 @@ class Agent:
         self._watcher = Watcher(watched, began_s)
         self._tasks = Tasks(self.loop)
         self._connections = Connections(self.loop, rank.channel, watched, self.post, began_s, self._tasks)
+        self._lines = WriterThread(self.loop)  # of this process, on stderr
+        set_writer(lambda stderr, data: self._lines.submit(partial(write_all, stderr, data), len(data)))
+        os.register_at_fork(after_in_child=partial(set_writer, write_all))
+        self._output = RankOutput(self.loop, rank.streams, watched.name)
         self._segments: set[Segment] = set()
         self._sampler: ProcessSampler | None = None
         self._wait_status: int | None = None
@@ -121,7 +138,10 @@ class Agent:
                 if pid == self._rank.pid:
                     self._wait_status = status
                     self._connections.read_rest()
-                    self.post(events.RankGone(status, self._process.was_out_of_memory(), self._read_crash()))
+                    stack = self._read_crash()
+                    if stack:
+                        self._output.log_text(extract_crash_stack(stack.splitlines()))
+                    self.post(events.RankGone(status, self._process.was_out_of_memory(), stack))
 
     def _read_crash(self) -> str:
         """Return what faulthandler has written."""
@@ -201,12 +221,23 @@ class Agent:
             case AgentCommand.END_DESCENDANTS:
                 self._tasks.run(self._clean_up, lambda _: self.post(events.DescendantsGone()), "late",
                                 DESCENDANTS_TIMEOUT_S + TASK_TIMEOUT_S, is_required=False)
+            case AgentCommand.FINISH_OUTPUT:
+                self._finish_output()
             case AgentCommand.CANCEL_STEP:
                 self._tasks.run(partial(cancel_slurm_step, self._watched.step))
             case AgentCommand.RECORD_SEGMENTS:
                 self._segments |= mapped_segments(self._rank.pid)
             case _:
                 assert_never(command)
+
+    def _finish_output(self) -> None:
+        def report() -> None:
+            self.post(events.OutputFinished(self._output.has_lost_output, self._output.lost_from >= 0))
+
+        if self._wait_status is None:  # the rank waits for `Abort`
+            self._output.flush(report, OUTPUT_TIMEOUT_S)
+        else:
+            self._output.finish(report)
 
     def _clean_up(self) -> str:
         end_descendants(self._rank.pid)
@@ -220,8 +251,14 @@ class Agent:
                 os.kill(self._rank.pid, signal.SIGCONT)
 
     def _print_report(self, report: events.PrintReport) -> None:
+        """Print the report after all output, which it may wait for."""
+        self._output.flush(partial(self._print_report_now, report), OUTPUT_TIMEOUT_S)
+
+    def _print_report_now(self, report: events.PrintReport) -> None:
         member, reason = report.member, report.root_cause
-        print_failure(reason, member, report.after_s)
+        if report.stack and not self._output.is_shown:
+            write_line(report.stack)
+        self._output.log_text(print_failure(reason, member, report.after_s, self._output.lost_from))
         if member.error_file:
             record = format_error_file(reason, member, progress.step_count(), report.stack)
             self._tasks.write(member.error_file, record)
@@ -232,6 +269,12 @@ class Agent:
         match request:
             case protocol.MpiSocket():
                 self._connections.hold_socket()
+            case ForwardConfig(folding=folding):
+                listener = self._rank.channel.take_descriptor() if folding is not None and folding.gathers else -1
+                self._output.configure(request, listener)
+                self._rank.channel.send(OutputConfigured())
+            case ShowText(text):
+                self._output.show_text(text)
             case protocol.ServeProbes():
                 self._connections.serve_probes(request)
             case protocol.StartCoordinator():
@@ -243,9 +286,10 @@ class Agent:
                 assert_never(request)
 
     def _warm_up(self) -> None:
-        """Import now what a sample needs: a later import could hang on a dead file system."""
+        """Set the title, and import now what a sample needs: a later import could hang on a dead file system."""
         self._segments |= mapped_segments(self._rank.pid)
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: imported again when needed
+            set_process_title(f"mpiddp: agent of {self._watched.name}")
             import_module("mpiddp.where.sampler")
 
     def _observe_rank(self, request: protocol.QueryStopped | SampleRequest | ThreadsRequest, ended: bool) -> None:
@@ -277,14 +321,22 @@ class Agent:
         self._tasks.run(probe, write_line, late=line, timeout_s=timeout_s + TASK_TIMEOUT_S, is_required=False)
 
     def _end(self, status: int) -> None:
+        """End this process with a status, once the last output is shown, but not later than its time limit."""
+        self.loop.set_timer("last output", FINAL_OUTPUT_TIMEOUT_S, partial(self._stop, status))
+        self._output.finish(partial(self._stop, status))
+
+    def _stop(self, status: int) -> None:
         """End this process with a status, once the last messages and files are written."""
+        if self.loop.stopped:
+            return
         self.status = status
         if self._connections.server is not None:
             self._connections.server.close()
         if self._watcher.member is not None and self._watcher.member.log.ranks_file:
-            own = index.shell_status(self._wait_status)
+            own = None if self._wait_status is None else wait_status_to_shell(self._wait_status)
             self._tasks.run(partial(index.update_record, self._watcher.member.log, own, overwrite=False))
         self._tasks.finish(FINAL_TASKS_TIMEOUT_S)
+        self._lines.wait(FINAL_TASKS_TIMEOUT_S)
         if not self._watched.by_srun and say_goodbye():
             if self._connections.server is not None:
                 self._connections.server.await_peers(PEERS_TIMEOUT_S)

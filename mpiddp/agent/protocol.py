@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ..base.config import BLOCKED_EXIT_TIMEOUT_S
 from ..base.ranks import RankIdentity
 from ..failure.root_cause import Report, RootCause
+from ..output.protocol import OutputConfigured, OutputRequest
 from ..where.protocol import (
     AskerToCoordinator,
     CoordinatorToAsker,
@@ -212,11 +213,12 @@ class ReasonPrinted(NamedTuple):
 class RankEnded(NamedTuple):
     """The rank and all that it started have ended: the rank with this status.
 
-    `can_abort`: the rank itself is still there, and waits for `Abort`.
+    `can_abort`: the rank itself is still there, and waits for `Abort`. `log_lost`: its log is incomplete.
     """
 
     status: int
     can_abort: bool = False
+    log_lost: bool = False
 
 
 # The coordinator to an agent
@@ -257,9 +259,9 @@ class Abort(NamedTuple):
 
 RankToAgent = (
     Stage | MpiSocket | ServeProbes | StartCoordinator | RegisterRank | LocallyHandled | StackPrinted | ReadyToAbort
-    | Leave | Failed | ScriptEnded
+    | Leave | Failed | ScriptEnded | OutputRequest
 )
-AgentToRank = RegistrationDone | ListenPort | PrintStack | JobEnds | AllFinished | Abort
+AgentToRank = RegistrationDone | ListenPort | PrintStack | JobEnds | AllFinished | Abort | OutputConfigured
 AgentToCoordinator = (
     Hello | Stage | Failed | ScriptEnded | Signalled | UnaskedStop | StoppedStatus | StepDaemonLost | ReasonPrinted
     | RankEnded | Sample | ThreadsReply | SnapshotRequest

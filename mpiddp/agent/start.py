@@ -6,13 +6,14 @@ import ctypes
 import os
 import signal
 import socket
-import sys
 import time
 from posix import fork  # os.fork may be a debugger's own, which holds the new process
 
 from ..base.config import BLOCKED_EXIT_TIMEOUT_S, LaunchConfig
+from ..base.termination import flush_python
 from ..discovery import launchers, runtime, schedulers
 from ..ipc.channel import Channel
+from ..output.redirect import is_forwarded, open_closed_streams, redirect_streams
 from ..where import progress  # noqa: F401 (its page is shared by the rank and its agent)
 from ..where.protocol import InspectFds
 from . import client, protocol
@@ -54,8 +55,10 @@ def fork_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None) ->
     MPI and torch are not loaded yet. The rank dies with its agent.
     """
     began_s = time.monotonic()
+    open_closed_streams()
     watched = describe_rank(config, started_by)
-    sys.stdout.flush()
+    flush_python()
+    output_pipes = {stream: os.pipe() for stream in (1, 2)} if is_forwarded(config) else {}
     ours, its = socket.socketpair()
     crash_reading, crash_writing = os.pipe()
     stack_reading, stack_writing = os.pipe()
@@ -65,19 +68,22 @@ def fork_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None) ->
     if pid:
         from .process import RANK_CODEC, RankProcess, run_agent  # the rank does not wait for this import
 
-        for descriptor in (its.detach(), crash_writing, its_query.detach()):
+        for descriptor in (its.detach(), crash_writing, its_query.detach(),
+                           *(writing for _, writing in output_pipes.values())):
             os.close(descriptor)
+        streams = {stream: reading for stream, (reading, _) in output_pipes.items()}
         os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), DEVNULL_FOR_STDIN)
         inspect_fds = InspectFds(stack_reading, stack_writing, our_query.detach())
         os.close(stack_writing)
-        run_agent(RankProcess(pid, Channel(ours, RANK_CODEC), crash_reading, inspect_fds), watched, began_s)
+        run_agent(RankProcess(pid, Channel(ours, RANK_CODEC), crash_reading, inspect_fds, streams), watched, began_s)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != agent_pid:  # it has died meanwhile
         os.kill(os.getpid(), signal.SIGKILL)
     if watched.has_own_group:
         os.setpgid(0, 0)
+    redirect_streams(output_pipes)
     for descriptor in (ours.detach(), crash_reading, stack_reading, our_query.detach()):
         os.close(descriptor)
     os.set_blocking(stack_writing, False)
     return client.AgentClient(Channel(its, client.CODEC), crash_writing, (stack_writing, its_query.detach()), began_s,
-                              watched.has_own_group)
+                              watched.has_own_group, bool(output_pipes))

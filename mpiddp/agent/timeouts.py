@@ -13,7 +13,7 @@ PRINT_TIMEOUT_S = 5.0  # for the agent of the rank that failed first to print th
 DECISION_TIMEOUT_S = 8.0  # for the coordinator to select the root cause and have it printed
 ANSWER_TIMEOUT_S = 12.0  # for an agent to answer its rank
 STACK_TIMEOUT_S = 2.0  # for that rank to print its traceback
-OUTPUT_TIMEOUT_S = 0.5  # for output that was written before the report to be shown
+OUTPUT_TIMEOUT_S = 1.5  # for output that was written before the report to be shown
 
 # The end
 CLOSED_TIMEOUT_S = 1.0  # after a rank's connection has closed, until it counts as finished: it may be ending
@@ -26,6 +26,7 @@ JOB_OVER_TIMEOUT_S = 5.0  # after all ranks should have ended, until an agent en
 ABORT_WAIT_S = 30.0  # for a rank that can end the job by MPI_Abort: until all others have ended
 ABORT_TIMEOUT_S = 2.0  # for a launcher to end the agents after MPI_Abort
 TASK_TIMEOUT_S = 5.0  # for a file system or a command
+FINAL_OUTPUT_TIMEOUT_S = 2.0  # for a terminal to take the last output, if nobody waits for more
 FINAL_TASKS_TIMEOUT_S = 1.0  # for the last of them, when the agent ends
 
 assert ROOT_CAUSE_WAIT_S + PRINT_TIMEOUT_S < DECISION_TIMEOUT_S

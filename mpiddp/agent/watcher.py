@@ -14,7 +14,8 @@ from ..base.text import truncate_middle
 from ..failure.postmortem import describe_early_death, extract_crash_stack, is_maybe_secondary, make_death_report
 from ..failure.root_cause import MAX_STACK_CHARS, STEP_DAEMON_KILLED, Report, ReportKind, RootCause, truncate_report
 from ..ipc.channel import Unreadable
-from ..systems.statuses import EXIT_CANNOT_START, wait_status_to_shell
+from ..output.protocol import ForwardConfig, ShowText
+from ..systems.statuses import EXIT_CANNOT_START, EXIT_OUTPUT_LOST, wait_status_to_shell
 from ..where.protocol import SampleRequest, SnapshotRequest, ThreadsRequest
 from . import events, protocol
 from .events import AgentCommand, Record
@@ -92,6 +93,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         self._wait_status = 0  # of the rank that is gone
         self._end_status: int | None = None  # of the rank, once all that it started has ended, too
         self._over_status: int | None = None  # of the job, which is over before that
+        self._finishing: int | None = None  # the status of the rank, of which only output may be missing
         self._root_cause: RootCause | None = None  # to be printed once the rank has printed its traceback
         self._has_printed = False  # or prints, the root cause
         self._is_explained = False  # the rank has printed itself why it ends
@@ -117,6 +119,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 self._on_rank_gone(event)
             case events.DescendantsGone():
                 self._finish(wait_status_to_shell(self._wait_status))
+            case events.OutputFinished(is_lost, log_lost):
+                self._on_output_finished(is_lost, log_lost)
             case events.Signalled(number, unasked):
                 self._on_signal(number, unasked)
             case events.CoordinatorLost(error):
@@ -135,7 +139,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         match message:
             case protocol.Stage(name):
                 self._do(*self.startup.begin_stage(name))
-            case protocol.MpiSocket() | protocol.ServeProbes() | protocol.StartCoordinator():
+            case (protocol.MpiSocket() | protocol.ServeProbes() | protocol.StartCoordinator() | ForwardConfig()
+                  | ShowText()):
                 self._do(events.CarryOut(message))
             case protocol.RegisterRank(member):
                 self.member = member
@@ -281,7 +286,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         has_left = isinstance(self.phase, Leaving)
         if not self._enter(Ending(status)):
             return
-        self._end_status = None
+        self._end_status = self._finishing = None
         grace_s = self.member.grace_s if self.member is not None else HARD_GRACE_S
         self._do(events.CancelTimer("decision"), events.SetTimer("job over", grace_s + JOB_OVER_TIMEOUT_S))
         if self.gone:
@@ -317,8 +322,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 self._decide_alone()
             case Ending() if not self._can_abort:
                 self._do(AgentCommand.END_DESCENDANTS)
-            case Ending():  # by MPI_Abort
-                self._is_aborted = True
+            case Ending(status):  # by MPI_Abort
+                self._exit(status)
 
     def _report_death(self, event: events.RankGone, stack: str, when: str = "") -> None:
         assert self.member is not None
@@ -338,17 +343,28 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
     @property
     def _start_status(self) -> int:
         """The agent's status if its rank has not joined the job."""
-        return EXIT_CANNOT_START if self.startup.timed_out else wait_status_to_shell(self._wait_status)
+        if self.startup.timed_out or (self._is_explained and not self._wait_status):  # a program that runs ours hides it
+            return EXIT_CANNOT_START
+        return wait_status_to_shell(self._wait_status)
 
     def _finish(self, status: int) -> None:
+        """Forward the rest of the output of the rank, which has ended with a status."""
+        if not isinstance(self.phase, Over):
+            self._finishing = status
+            self._do(AgentCommand.FINISH_OUTPUT)
+
+    def _on_output_finished(self, is_lost: bool, log_lost: bool) -> None:
         """Tell the coordinator that the rank has ended; without one, or once the job is over, this agent ends, too."""
-        self._end_status = status
+        if self._finishing is None:
+            return
+        self._end_status = status = self._finishing or (EXIT_OUTPUT_LOST if is_lost else 0)
         if self._over_status is not None:
             self._exit(self._over_status)
         elif self._is_alone:
             self._exit(self.phase.status if isinstance(self.phase, Ending) else status)
         elif not isinstance(self.phase, Over):
-            self._do(events.ToCoordinator(protocol.RankEnded(status, self._can_abort and not self.gone)))
+            can_abort = self._can_abort and not self.gone
+            self._do(events.ToCoordinator(protocol.RankEnded(status, can_abort, log_lost)))
 
     def _exit(self, status: int) -> None:
         if self._enter(Over()):

@@ -95,6 +95,7 @@ class LaunchConfig(NamedTuple):
     backend: str | None = None  # of the process group; None: torch's own for the device
     device: str | None = None  # a type of torch's; None: the accelerator that torch finds
     init: bool = True  # whether we create the process group
+    agent: bool = True  # whether the rank has an agent
 
     startup_timeout_s: float = DEFAULT_STARTUP_TIMEOUT_S
     exit_timeout_s: float | None = None  # for which finished ranks wait for others; None: see BLOCKED_EXIT_TIMEOUT_S

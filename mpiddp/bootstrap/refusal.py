@@ -19,7 +19,7 @@ from ..systems.statuses import EXIT_CANNOT_START
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..agent.client import AgentClient
+    from ..agent.client import AgentClient, NoAgent
 
 SPEAKER_TIMEOUT_S = 2.0  # for rank 0 to print, before a launcher that sees another rank end suppresses its output
 
@@ -58,7 +58,7 @@ def refuse_early(message: str, on_node: bool = False, speaker: int = 0) -> None:
 
 
 @contextlib.contextmanager
-def refusing_early(agent: AgentClient) -> Iterator[None]:
+def refusing_early(agent: AgentClient | NoAgent) -> Iterator[None]:
     """Print why the start up to MPI_Init, which runs in this block, fails."""
     try:
         yield

@@ -16,9 +16,7 @@ FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+|\?+) in (?P<functi
 LIBRARY_FOLDERS = ("/site-packages/", "/dist-packages/")
 PYTHON_FOLDER = os.path.dirname(os.__file__) + "/"
 OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + "/"
-LAUNCH_FILES = (
-    "entry.py", "cli.py", "launch.py", "__main__.py", "runner/script.py", "runner/lifecycle.py", "runner/exit_hooks.py",
-)
+LAUNCH_FILES = ("entry.py", "cli.py", "launch.py", "__main__.py", "runner/script.py", "runner/lifecycle.py")
 MAX_OUTERMOST, MAX_INNERMOST = 8, 32  # frames of a message
 MAX_NAME_CHARS = 300  # of a file, and of a function
 COLLECTIVE_FILES = (  # torch's functions there wait for other ranks

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import selectors
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,9 @@ class EventLoop:
         self._timers: dict[str, tuple[int, Callable[[], object]]] = {}  # each with its number
         self._heap: list[tuple[float, int, str]] = []  # due time, number and name, also of timers that were cancelled
         self._last_number = 0
+        self._posted: deque[Callable[[], object]] = deque()
+        self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        EventLoop.watch(self, self._wakeup_fd, self._run_posted)
 
     def run(self) -> None:
         """Wait for events and act on them, until stop() is called."""
@@ -54,10 +59,17 @@ class EventLoop:
         """Call `act`, and return whether it did not raise."""
         try:
             act()
+        except PartError:
+            return False
         except Exception as error:
             self._on_error(error)
             return False
         return True
+
+    def post(self, act: Callable[[], object]) -> None:
+        """Make run() call `act` soon; another thread may call this."""
+        self._posted.append(act)
+        os.eventfd_write(self._wakeup_fd, 1)
 
     def watch(self, source: HasFileno | int, act: Callable[[], object]) -> None:
         """Call `act` whenever `source` is readable."""
@@ -106,6 +118,11 @@ class EventLoop:
         for name in names:
             self._timers.pop(name, None)
 
+    def _run_posted(self) -> None:
+        os.eventfd_read(self._wakeup_fd)
+        for _ in range(len(self._posted)):
+            self.call_safely(self._posted.popleft())
+
     def _is_current(self, number: int, name: str) -> bool:
         """Return whether a timer was neither cancelled nor replaced."""
         return name in self._timers and self._timers[name][0] == number
@@ -122,3 +139,47 @@ class EventLoop:
         """Stop watching a source whose function raised: unread data would call it again at once."""
         if self._selector.get_map().get(key.fd) == key:
             self._selector.unregister(key.fd)
+
+
+class PartError(Exception):
+    """A function of a part of the loop has raised, and the part has handled that."""
+
+
+class LoopPart(EventLoop):
+    """The part of an event loop that one component uses: its timers have names of their own, and it handles errors."""
+
+    def __init__(self, loop: EventLoop, name: str, on_error: Callable[[Exception], None]) -> None:
+        self._loop, self._prefix, self._on_error = loop, f"{name}: ", on_error
+
+    def watch(self, source: HasFileno | int, act: Callable[[], object]) -> None:
+        """Call `act` whenever `source` is readable."""
+        self._loop.watch(source, partial(self._call, act))
+
+    def watch_writable(self, source: HasFileno, enabled: bool = True) -> None:
+        """Call the function of `source`, which is watched, also when it is writable; no longer if not `enabled`."""
+        self._loop.watch_writable(source, enabled)
+
+    def unwatch(self, source: HasFileno | int) -> None:
+        """Stop watching a source; raise KeyError if it is not watched."""
+        self._loop.unwatch(source)
+
+    def post(self, act: Callable[[], object]) -> None:
+        """Call `act` soon; another thread may call this."""
+        self._loop.post(partial(self._call, act))
+
+    def set_timer(self, name: str, after_s: float, act: Callable[[], object]) -> None:
+        """Call `act` once, `after_s` from now; a timer of the same name is replaced."""
+        self._loop.set_timer(self._prefix + name, after_s, partial(self._call, act))
+
+    def has_timer(self, name: str) -> bool:
+        """Return whether there is a timer of this name."""
+        return self._loop.has_timer(self._prefix + name)
+
+    def cancel_timers(self, *names: str) -> None:
+        """Cancel the timers of these names."""
+        self._loop.cancel_timers(*(self._prefix + name for name in names))
+
+    def _call(self, act: Callable[[], object]) -> None:
+        """Call `act`; raise PartError if it raises: the loop then stops watching its source."""
+        if not self.call_safely(act):
+            raise PartError

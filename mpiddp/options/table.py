@@ -177,6 +177,8 @@ FLAGS = {
     "dry-run": "print the ranks and variables of a job with --nodes and --ranks-per-node, or the map of a job on the "
                "nodes of --facts; start nothing",
     "no-init": "leave init_process_group() to the script; the environment variables are still set",
+    "no-agent": "run the script in the launcher's own process, for a debugger or profiler that needs that: no reports, "
+                "where, logs, prefix or --show; an uncaught exception ends the job by MPI_Abort",
     "stage-keep": "with --stage, keep the staged files on the nodes for the next job",
     "stall-abort": "end the job if no rank has made progress for --stall seconds; --error-file then has status 124, "
                    "but most launchers return 137",

@@ -60,10 +60,10 @@ class Aggregator:
 
     def __init__(
         self, loop: EventLoop, folding: AggregationConfig, listener: int, sink: TerminalRenderer | Upstream,
-        hold: Callable[[bool], None],
+        update_own: Callable[[], None],
     ) -> None:
-        """Accept other relays on the descriptor `listener`; `hold` pauses the own rank (True) or resumes it (False)."""
-        self._loop, self._sink, self._hold = loop, sink, hold
+        """Accept other relays on the descriptor `listener`; `update_own` is called when has_room() may have changed."""
+        self._loop, self._sink, self._update_own = loop, sink, update_own
         self._expected = int(folding.expected, 16)  # ranks that may still send output
         self._own_bit = 1 << folding.rank
         window_s = folding.window_s * (NODE_WINDOW_SHARE if folding.port else 1)
@@ -78,11 +78,6 @@ class Aggregator:
         self._after_drain: list[Callable[[], object]] = []
         self._after_close: Callable[[], object] | None = None
         self._bars = ProgressBars()
-
-    @property
-    def has_lost_output(self) -> bool:
-        """Whether output to stdout was lost."""
-        return self._sink.has_lost_output
 
     def has_room(self) -> bool:
         """Return whether the own rank may write now."""
@@ -223,7 +218,7 @@ class Aggregator:
         is_held = not self._sink.has_room() or self._merger.is_ahead(source)
         (self._held.add if is_held else self._held.discard)(source)
         if source == OWN_RANK:
-            self._hold(is_held)
+            self._update_own()
         elif not is_held and (size := self._sources[source].unaccepted_bytes):
             self._sources[source].unaccepted_bytes = 0
             self._sources[source].connection.send(Accepted(size))

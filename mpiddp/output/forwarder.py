@@ -1,119 +1,145 @@
-"""The output relay process: forwards a rank's output to the terminal or to an aggregator, and to a log."""
+"""A rank's output in its agent: read from pipes, written to a log, and shown, or sent to an aggregator to be folded."""
 
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..base.errors import assert_never
 from ..base.stderr import write_line
 from ..base.text import field_names
-from ..ipc.channel import Channel, Codec, Unreadable
-from ..ipc.event_loop import EventLoop
-from ..ipc.helper_process import set_process_title
-from .log import RankLog
-from .protocol import (
-    AgentToRelay,
-    AggregationConfig,
-    CrashStack,
-    Flush,
-    Flushed,
-    ForwardConfig,
-    Forwarded,
-    LossReply,
-    QueryLoss,
-    RankEnds,
-    RankToRelay,
-    RelaySocket,
-    RelayToAgent,
-    RelayToRank,
-)
-from .streams import DropPolicy, FdWriter, Prefixer
+from ..ipc.event_loop import EventLoop, LoopPart
+from .log import LogWriter
+from .protocol import AggregationConfig, ForwardConfig
+from .streams import DropPolicy, Prefixer
+from .writer import Terminal
 
 if TYPE_CHECKING:
     from .aggregator import Aggregator
     from .terminal import TerminalRenderer
     from .upstream import Upstream
 
-RankChannel = Channel[RelayToRank, RankToRelay]
-AgentChannel = Channel[RelayToAgent, AgentToRelay]
-RANK_CODEC: Codec[RankToRelay] = Codec(RankToRelay)
-AGENT_CODEC: Codec[AgentToRelay] = Codec(AgentToRelay)
-
-NO_TIMEOUT_S = 10**6
 PIPE_BYTES = 65536  # the capacity of a pipe (man 7 pipe)
-CRASH_STACK_TIMEOUT_S = 1.0  # for the agent to send a crashed rank's stack
+FLUSH_TIMEOUT_S = 1.5
+DESCENDANTS_GRACE_S = 0.2  # for what processes write that outlive the rank
+STALL_TIMEOUT_S = 10.0  # after which output is given up that no terminal and no file takes
 
 
-def forward_output(sock: socket.socket, out: int, err: int) -> None:
-    """Forward the output in two pipes until their writers close them; the rank sends its requests over `sock`."""
-    control = RankChannel(sock, RANK_CODEC)
-    try:
-        message, *others = control.receive(NO_TIMEOUT_S)
-    except EOFError:
-        return
-    assert isinstance(message, ForwardConfig)
-    set_process_title(f"mpiddp: output of {message.who}")
-    Forwarder(control, {1: out, 2: err}, message).run(others)
+class RankOutput:
+    """Reads what a rank writes to its stdout and stderr, and writes it to a log and to a sink, which shows it.
 
+    Until configure() it is shown as it comes. The rank waits while terminal or log take nothing; this process does not.
+    A rank that has the launcher's own streams has none here.
+    """
 
-class Forwarder:
-    """Reads a rank's `streams` and writes them to its log and to a sink, which shows them."""
-
-    def __init__(self, control: RankChannel, streams: dict[int, int], message: ForwardConfig) -> None:
-        self._control, self._streams, self._rank_name = control, streams, message.who
-        self._loop = EventLoop(self._on_error)
-        self._is_held = False
-        self._is_rank_gone = False
-        self._awaits_stack = False  # from the agent, if the rank has crashed
+    def __init__(self, loop: EventLoop, streams: dict[int, int], rank_name: str) -> None:
+        """Read the pipes `streams`, by the numbers of the rank's descriptors, 1 and 2."""
+        self._streams, self._rank_name = streams, rank_name
+        self._loop = LoopPart(loop, "output", self._on_error)
+        self._terminal = Terminal(self._loop, rank_name, self._resume)
+        self._log = LogWriter(self._loop, self._resume)
+        self._sink: PassThrough | Aggregator | Upstream = PassThrough(self._terminal)
+        self._resume_others: Callable[[], object] = bool  # the other sources of an aggregator
         self._drop_policy: DropPolicy | None = None
         self._unfolded_prefix = ""  # for output that cannot be folded
-        self._has_lost_output = False
-        self._log = RankLog(message.log, message.who) if message.log.path else None
-        self._sink: PassThrough | Aggregator | Upstream
-        if message.folding is None:
-            self._sink = PassThrough(message.prefix, message.who, message.shown)
-        else:
-            listener = control.take_descriptor() if message.folding.gathers else -1
-            self._sink = self._make_folding_sink(message.folding, message.prefix, listener)
+        self._is_reading = False
+        self._flushes = 0
+        self.is_shown = True  # on the terminal
+        self._after_finish: Callable[[], object] | None = None
+        self._is_rank_gone = self._is_closing = self._is_finished = False
+        self._progress = 0  # as of the last check
+        self._has_given_up = False
         for source in streams.values():
             os.set_blocking(source, False)
-        self._loop.watch(control, self._receive)
-        self._listen()
+        self._update_reading()
 
-    def run(self, messages: list[RankToRelay | Unreadable]) -> None:
-        """Forward all output, after answering messages that have already arrived."""
-        self._answer(messages)
-        self._loop.run()
-        self._finish()
+    @property
+    def lost_from(self) -> int:
+        """The position of the first byte that the log has lost so far, -1 for none."""
+        return self._log.lost_from
 
-    def _finish(self) -> None:
-        """Close the log, and report to the rank that all output is forwarded."""
-        if self._log is not None:
-            self._log.close()
-        self._control.send(Forwarded(self._sink.has_lost_output or self._has_lost_output))
+    @property
+    def has_lost_output(self) -> bool:
+        """Whether stdout has lost some output."""
+        return self._has_given_up or self._terminal.has_lost_output
+
+    def configure(self, config: ForwardConfig, listener: int = -1) -> None:
+        """Forward output as `config` says from now on; other aggregators connect to the descriptor `listener`."""
+        self._catch_up()
+        self._rank_name, self.is_shown = config.who, config.shown
+        self._terminal.name_rank(config.who)
+        self._log.open(config.log, config.who)
+        if config.folding is None:
+            self._sink = PassThrough(self._terminal, config.prefix, config.shown)
+        else:
+            self._sink = self._make_folding_sink(config.folding, config.prefix, listener)
+        self._update_reading()
+
+    def show_text(self, text: str) -> None:
+        """Print a text of mpiddp's own on stderr, after what the rank has written; it is not in the log."""
+        self._catch_up()
+        self._terminal.write(2, [f"{text}\n".encode(errors="replace")])
+
+    def log_text(self, text: str) -> None:
+        """Write a text of mpiddp's own to the log, after what the rank has written: the stack of a crash, a report."""
+        self._catch_up()
+        self._log.write_text(text)
+
+    def flush(self, then: Callable[[], object], timeout_s: float = FLUSH_TIMEOUT_S) -> None:
+        """Call `then` when all that the rank has written so far is shown and logged, or at the timeout.
+
+        If output is folded, this holds for what all ranks have written. Lines without an end count as finished.
+        """
+        self._catch_up()
+        for stream in self._streams:
+            self._complete_line(stream)
+        self._flushes += 1
+        timer, missing = f"flush {self._flushes}", 2
+
+        def done(is_late: bool = False) -> None:
+            nonlocal missing
+            missing = 0 if is_late else missing - 1
+            if missing == 0:
+                self._loop.cancel_timers(timer)
+                then()
+
+        self._loop.set_timer(timer, timeout_s, partial(done, is_late=True))
+        self._sink.flush(done)
+        self._log.flush(done)
+
+    def finish(self, then: Callable[[], object]) -> None:
+        """Call `then` when all output is shown and logged; the rank has ended.
+
+        This waits for a slow reader, but not for one that takes nothing during STALL_TIMEOUT_S. Processes that outlive
+        the rank can write for DESCENDANTS_GRACE_S. If this is called again, only the last `then` is called.
+        """
+        self._after_finish = then
+        if self._is_finished:
+            self._end()
+        elif not self._is_rank_gone:
+            self._is_rank_gone = True
+            self._loop.set_timer("stall", STALL_TIMEOUT_S, self._check_progress)
+            self._loop.set_timer("descendants", DESCENDANTS_GRACE_S, self._end_streams)
+            self._catch_up()
+            self._close_if_done()
 
     def _make_folding_sink(
         self, folding: AggregationConfig, prefix: str, listener: int
     ) -> Aggregator | Upstream | PassThrough:
-        """Return the sink for folded output: another relay, or an aggregator in this process."""
+        """Return the sink for folded output: another rank's aggregator, or an aggregator in this process."""
         self._unfolded_prefix, ranks = f"[{folding.rank}] ", int(folding.expected, 16)
         upstream: Upstream | None = None
         if folding.port:
             from .upstream import Upstream
 
             upstream = Upstream(self._loop, (folding.address, folding.port), folding.token, ranks)
-        if listener < 0 and upstream is None:
-            return self._pass_through()
         if listener < 0:
             assert upstream
             upstream.on_disconnect = self._replace_upstream
             upstream.on_drain = self._drain
-            upstream.on_pause, upstream.on_resume = partial(self._hold, True), partial(self._hold, False)
+            upstream.on_resume = self._update_reading
             if folding.drops:
                 self._drop_policy = DropPolicy(upstream.has_room)
             return upstream
@@ -123,9 +149,10 @@ class Forwarder:
         def make_renderer(error: str = "") -> TerminalRenderer:
             if error:
                 write_line(f"mpiddp: {self._rank_name}: {error}; its node's output is folded separately")
-            return TerminalRenderer(prefix, self._rank_name)
+            return TerminalRenderer(prefix, self._terminal)
 
-        aggregator = Aggregator(self._loop, folding, listener, upstream or make_renderer(), self._hold)
+        aggregator = Aggregator(self._loop, folding, listener, upstream or make_renderer(), self._update_reading)
+        self._resume_others = aggregator.resume_all
         if upstream is not None:
             upstream.on_disconnect, upstream.on_drain = make_renderer, partial(self._drain, aggregator=aggregator)
             upstream.on_resume = aggregator.resume_all
@@ -134,10 +161,10 @@ class Forwarder:
         return aggregator
 
     def _pass_through(self) -> PassThrough:
-        return PassThrough(self._unfolded_prefix, self._rank_name)
+        return PassThrough(self._terminal, self._unfolded_prefix)
 
     def _replace_upstream(self, error: str) -> PassThrough:
-        """Return the sink to use without the aggregator; processes that outlive the rank may still write."""
+        """Return the sink to use without the aggregator."""
         if error:
             write_line(f"mpiddp: {self._rank_name}: {error}; its output is not folded")
         elif not self._is_rank_gone:
@@ -145,20 +172,21 @@ class Forwarder:
                        "some output may be lost, and later output is not folded")
         return self._pass_through()
 
-    def _listen(self) -> None:
-        for stream, source in self._streams.items():
-            self._loop.watch(source, partial(self._read, stream))
+    def _update_reading(self) -> None:
+        """Read the pipes while there is room for more; else the rank blocks once a pipe is full."""
+        has_room = self._log.has_room and (self._drop_policy is not None or self._sink.has_room())
+        if has_room != self._is_reading:
+            self._is_reading = has_room
+            for stream, source in self._streams.items():
+                if has_room:
+                    self._loop.watch(source, partial(self._read, stream))
+                else:
+                    self._loop.unwatch(source)
 
-    def _hold(self, is_held: bool) -> None:
-        """Stop or resume reading the rank's output; the rank blocks once a pipe is full."""
-        if self._drop_policy is not None or is_held == self._is_held:
-            return
-        self._is_held = is_held
-        if is_held:
-            for source in self._streams.values():
-                self._loop.unwatch(source)
-        else:
-            self._listen()
+    def _resume(self) -> None:
+        """Continue when terminal or log have room again."""
+        self._resume_others()
+        self._update_reading()
 
     def _read(self, stream: int) -> None:
         """Forward what a pipe holds; remove the stream if it has no writer any more."""
@@ -168,35 +196,27 @@ class Forwarder:
             return
         if data:
             self._take(stream, data)
-            return
-        if not self._is_held:
-            self._loop.unwatch(self._streams[stream])
-        del self._streams[stream]
-        self._pause(stream)
-        self._close_if_done()
-
-    def _close_if_done(self) -> None:
-        """End after the rank, once all its output is shown; then its agent may report a failure."""
-        if not self._streams and self._is_rank_gone and not self._awaits_stack:
-            self._sink.flush(lambda: self._sink.close(self._end))
-
-    def _take(self, stream: int, data: bytes) -> None:
-        if self._log is not None:
-            self._log.write(data)
-        if self._drop_policy is not None:
-            data = self._drop_policy.admit(stream, data)
-        if data:
-            self._sink.take(stream, data)
-
-    def _pause(self, stream: int) -> None:
-        if self._drop_policy is not None and (rest := self._drop_policy.finish(stream)):
-            self._sink.take(stream, rest)
-        self._sink.take(stream, b"")
+        else:
+            self._end_stream(stream)
+            self._close_if_done()
 
     def _catch_up(self) -> None:
         """Forward what the rank has written so far."""
         for stream in list(self._streams):
             self._read(stream)
+
+    def _take(self, stream: int, data: bytes) -> None:
+        self._log.write(data)
+        if self._drop_policy is not None:
+            data = self._drop_policy.admit(stream, data)
+        if data:
+            self._sink.take(stream, data)
+        self._update_reading()
+
+    def _complete_line(self, stream: int) -> None:
+        if self._drop_policy is not None and (rest := self._drop_policy.finish(stream)):
+            self._sink.take(stream, rest)
+        self._sink.take(stream, b"")
 
     def _drain(self, reply: Callable[[], object], aggregator: Aggregator | None = None) -> None:
         """Forward all output written so far, then reply."""
@@ -206,81 +226,72 @@ class Forwarder:
         else:
             reply()
 
-    def _receive(self) -> None:
-        """Answer the rank's messages; finish when it has exited."""
-        try:
-            messages = self._control.receive()
-        except (EOFError, OSError):
-            self._loop.unwatch(self._control)
-            self._catch_up()
-            for stream in list(self._streams):
-                self._pause(stream)
-            self._is_rank_gone = True
-            if self._awaits_stack:
-                self._loop.set_timer("stack", CRASH_STACK_TIMEOUT_S, self._take_stack)
-            if self._streams:
-                self._sink.flush(self._finish)
-            self._close_if_done()
-        else:
-            self._answer(messages)
+    def _end_stream(self, stream: int) -> None:
+        """Read a stream no more."""
+        source = self._streams.pop(stream)
+        if self._is_reading:
+            self._loop.unwatch(source)
+        os.close(source)
+        self._complete_line(stream)
 
-    def _answer(self, messages: list[RankToRelay | Unreadable]) -> None:
-        for message in messages:
-            self._catch_up()
-            match message:
-                case RankEnds():
-                    self._awaits_stack = False
-                case Flush():
-                    self._sink.flush(lambda: self._control.send(Flushed()))
-                case QueryLoss():
-                    self._control.send(LossReply(self._log.lost_from if self._log is not None else -1))
-                case RelaySocket():
-                    agent = AgentChannel(socket.socket(fileno=self._control.take_descriptor()), AGENT_CODEC)
-                    self._awaits_stack = self._log is not None
-                    self._loop.watch(agent, partial(self._receive_from_agent, agent))
-                case ForwardConfig() | Unreadable():
-                    pass
-                case _:
-                    assert_never(message)
+    def _end_streams(self) -> None:
+        """Forward what processes have written that outlive the rank, and then no more."""
+        self._catch_up()
+        for stream in list(self._streams):
+            self._end_stream(stream)
+        self._close_if_done()
 
-    def _receive_from_agent(self, agent: AgentChannel) -> None:
-        try:
-            messages = agent.receive()
-        except (EOFError, OSError):
-            self._loop.unwatch(agent)
-            self._take_stack()
+    def _close_if_done(self) -> None:
+        """Close sink and log after the rank's end, once all its output was read."""
+        if self._streams or not self._is_rank_gone or self._is_closing:
             return
-        for message in messages:
-            self._catch_up()
-            if isinstance(message, Flush):
-                self._sink.flush(lambda: agent.send(Flushed()))
-            elif isinstance(message, CrashStack):
-                self._take_stack(message.text)
+        self._is_closing, missing = True, 2
 
-    def _take_stack(self, text: str = "") -> None:
-        """Write the stack of a crash, if any, to the log; the agent sends nothing more."""
-        if self._log is not None and text:
-            self._log.write_stack(text)
-        if self._awaits_stack:
-            self._awaits_stack = False
-            self._close_if_done()
+        def done() -> None:
+            nonlocal missing
+            missing -= 1
+            if missing == 0:
+                self._end()
+
+        self._loop.cancel_timers("descendants")
+        self._sink.flush(lambda: self._sink.close(done))
+        self._log.close(done)
+
+    def _check_progress(self) -> None:
+        """Give up if a write has taken the time since the last check."""
+        is_idle = self._terminal.is_idle and self._log.is_idle
+        progress = self._terminal.progress + self._log.progress
+        if is_idle or progress != self._progress:
+            self._progress = progress
+            self._loop.set_timer("stall", STALL_TIMEOUT_S, self._check_progress)
+        else:
+            self._has_given_up = True
+            write_line(f"mpiddp: {self._rank_name}: no output could be written for {STALL_TIMEOUT_S:g} s; "
+                       "the rest is lost")
+            self._end()
 
     def _end(self) -> None:
-        self._loop.stop()
+        self._is_finished = True
+        self._loop.cancel_timers("stall", "descendants")
+        then, self._after_finish = self._after_finish, None
+        if then is not None:
+            then()
 
     def _on_error(self, error: Exception) -> None:
-        """Report an error in the relay itself; if output is folded, continue unfolded."""
-        write_line(f"mpiddp: {self._rank_name}: error in the output relay: {type(error).__name__}: {error}; "
+        """Report an error of our own; if output is folded, continue unfolded."""
+        write_line(f"mpiddp: {self._rank_name}: error in forwarding its output: {type(error).__name__}: {error}; "
                    "some output may be lost")
         if isinstance(self._sink, PassThrough):
             return
-        broken, self._sink, self._drop_policy, self._has_lost_output = self._sink, self._pass_through(), None, True
-        if not self._is_held:
+        broken, self._sink, self._drop_policy, self._has_given_up = self._sink, self._pass_through(), None, True
+        self._resume_others = bool
+        if self._is_reading:  # anew: the loop drops a source whose function has raised
             for source in self._streams.values():
                 self._loop.unwatch(source)
-        self._is_held = False
-        self._listen()
+            self._is_reading = False
         broken.abandon()
+        self._is_closing = False
+        self._update_reading()
         self._close_if_done()
 
 
@@ -290,28 +301,25 @@ class PassThrough:
     Each line gets the prefix, in which a field `time` is replaced by the line's time (str.format).
     """
 
-    def __init__(self, prefix: str, rank_name: str, is_shown: bool = True) -> None:
-        self._is_shown = is_shown
+    def __init__(self, terminal: Terminal, prefix: str = "", is_shown: bool = True) -> None:
+        self._terminal, self._is_shown = terminal, is_shown
         self._form = prefix if field_names(prefix) else ""
         self._prefix = b"" if self._form else prefix.format().encode(errors="replace")
-        self._writers = {1: FdWriter(1, "stdout", rank_name), 2: FdWriter(2, "stderr", rank_name)}
         self._prefixers = {stream: Prefixer(self._format_prefix) for stream in (1, 2)} if prefix else None
 
-    @property
-    def has_lost_output(self) -> bool:
-        """Whether output to stdout was lost."""
-        return self._writers[1].has_failed
+    def has_room(self) -> bool:
+        """Return whether more may be written now."""
+        return self._terminal.has_room
 
     def take(self, stream: int, data: bytes) -> None:
         """Write data of a stream; empty data completes an unfinished line."""
-        if not self._is_shown:
-            return
-        for text in self._prefixers[stream].take(data, time.monotonic()) if self._prefixers else [data]:
-            self._writers[stream].write(text)
+        if self._is_shown:
+            pieces = self._prefixers[stream].take(data, time.monotonic()) if self._prefixers else [data][:len(data)]
+            self._terminal.write(stream, pieces)
 
     def flush(self, then: Callable[[], object]) -> None:
-        """Call `then` at once: no output waits here."""
-        then()
+        """Call `then` when all is shown."""
+        self._terminal.flush(then)
 
     close = flush
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
+from collections.abc import Callable
+from functools import partial
 
 from ..base.files import open_for_writing
 from ..base.ranks import LogPlan
 from ..base.stderr import write_some
+from ..ipc.event_loop import EventLoop
 from .index import TAIL_BYTES, update_record
-from .streams import report_loss
+from .writer import WriterThread, report_loss
 
+MAX_EARLY_BYTES = 2**16  # of output that comes before it is known whether there is a log
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -33,17 +36,15 @@ class RankLog:
         self._ends_line = True
         self._tail = b""
         self._report_lock: socket.socket | None = None  # the process that binds its name reports for this node
-        with contextlib.suppress(OSError):  # reported by the first write
-            self._open()
 
     def write(self, data: bytes) -> None:
         """Write output of the rank."""
         self._tail = (self._tail + data[-TAIL_BYTES:])[-TAIL_BYTES:]
         self._write_all(data)
 
-    def write_stack(self, text: str) -> None:
-        """Write the stack of a crash, which does not count as the rank's output."""
-        self._write_all(b"\n" * (not self._ends_line) + text.encode(errors="replace") + b"\n")
+    def write_text(self, text: str) -> None:
+        """Write a text that does not count as the rank's output: the stack of a crash, or a report."""
+        self._write_all(b"\n" * (not self._ends_line) + text.rstrip("\n").encode(errors="replace") + b"\n")
 
     def close(self) -> None:
         """Close the file and update the index; later writes reopen the file."""
@@ -51,7 +52,7 @@ class RankLog:
         update_record(self._plan, lost=self.lost_from if self.lost_from >= 0 else None, tail=self._tail)
 
     def _write_all(self, data: bytes) -> None:
-        note = b"\n[mpiddp: bytes missing here: %d]\n" % self._missing if self._missing else b""
+        note = format_missing(self._missing) if self._missing else b""
         rest = note + data
         try:
             while rest:
@@ -114,3 +115,74 @@ class RankLog:
         except OSError as error:
             return error.errno != errno.EADDRINUSE
         return True
+
+
+class LogWriter:
+    """Writes a rank's log, if it has one, in a thread: a file system may hang."""
+
+    def __init__(self, loop: EventLoop, on_room: Callable[[], object]) -> None:
+        """Keep what is written until open(); the loop calls `on_room` when there is room again."""
+        self._thread = WriterThread(loop, on_room)
+        self._log: RankLog | None = None
+        self._early: bytes | None = b""  # None from open() on
+        self._missing = 0  # early bytes that were not kept
+
+    def open(self, plan: LogPlan, rank_name: str) -> None:
+        """Write what came so far, and all that comes, to a log; without a path there is none."""
+        early, self._early = self._early, None
+        if plan.path:
+            self._log = RankLog(plan, rank_name)
+            if early:
+                self.write(early + (format_missing(self._missing) if self._missing else b""))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be written now."""
+        return self._thread.has_room
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all is written so far."""
+        return self._thread.is_idle
+
+    @property
+    def progress(self) -> int:
+        """A number that grows with each write."""
+        return self._thread.progress
+
+    @property
+    def lost_from(self) -> int:
+        """The position of the first byte that the log has lost so far, -1 for none."""
+        return self._log.lost_from if self._log is not None else -1
+
+    def write(self, data: bytes) -> None:
+        """Write output of the rank."""
+        if self._log is not None:
+            self._thread.submit(partial(self._log.write, data), len(data))
+        elif self._early is not None:
+            kept = data[:MAX_EARLY_BYTES - len(self._early)]
+            self._early += kept
+            self._missing += len(data) - len(kept)
+
+    def write_text(self, text: str) -> None:
+        """Write a text that does not count as the rank's output."""
+        if self._log is not None:
+            self._thread.submit(partial(self._log.write_text, text), len(text))
+
+    def flush(self, then: Callable[[], object]) -> None:
+        """Call `then` when all is written so far."""
+        if self._log is not None:
+            self._thread.flush(then)
+        else:
+            then()
+
+    def close(self, then: Callable[[], object]) -> None:
+        """Close the log and update the index; call `then` when that is done."""
+        if self._log is not None:
+            self._thread.submit(self._log.close)
+        self.flush(then)
+
+
+def format_missing(count: int) -> bytes:
+    """Return the line that stands for missing bytes."""
+    return b"\n[mpiddp: bytes missing here: %d]\n" % count

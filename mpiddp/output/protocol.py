@@ -1,4 +1,4 @@
-"""Messages of a rank and its agent to the rank's output relay, and the relay's answers."""
+"""Messages about output: of a rank to its agent, and of agents to one that folds the output of several ranks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ..base.ranks import LogPlan
 
 
 class AggregationConfig(NamedTuple):
-    """Merge the output of `rank` with that of other ranks: send it to the relay that listens on `address` and `port`.
+    """Merge the output of `rank` with that of other ranks: send it to the agent that listens on `address` and `port`.
 
-    With port 0 this relay shows it. If this relay `gathers`, the message carries a descriptor on which it accepts the
-    relays of the `expected` ranks, the bits of a hexadecimal number; they include this rank. Relays authenticate with
+    With port 0 this agent shows it. If this agent `gathers`, the message carries a descriptor on which it accepts the
+    agents of the `expected` ranks, the bits of a hexadecimal number; they include this rank. Agents authenticate with
     the `token`. A line waits `window_s` for other ranks. A rank that prints faster than its output can be shown is
     blocked; if `drops`, its lines are dropped instead.
     """
@@ -39,8 +39,20 @@ class ForwardConfig(NamedTuple):
     folding: AggregationConfig | None = None
 
 
-class RelaySocket(NamedTuple):
-    """Carries the relay's end of the socket over which it and the rank's agent exchange messages."""
+class OutputConfigured(NamedTuple):
+    """The answer to `ForwardConfig`: what the rank writes from now on is forwarded so."""
+
+
+class ShowText(NamedTuple):
+    """Print a text of mpiddp's own on the terminal, after what the rank has written."""
+
+    text: str
+
+
+OutputRequest = ForwardConfig | ShowText
+
+
+# A source of output, which is a rank or a node's aggregator, to its aggregator
 
 
 class Flush(NamedTuple):
@@ -49,41 +61,6 @@ class Flush(NamedTuple):
 
 class Flushed(NamedTuple):
     """The answer to `Flush`."""
-
-
-class QueryLoss(NamedTuple):
-    """Ask which part of the log is lost so far."""
-
-
-class LossReply(NamedTuple):
-    """The answer to `QueryLoss`: the position of the first byte that the log has lost, -1 for none."""
-
-    first_byte: int
-
-
-class RankEnds(NamedTuple):
-    """The rank exits by itself and closes this connection."""
-
-
-class Forwarded(NamedTuple):
-    """All output is forwarded; `lost` says whether stdout lost some of it."""
-
-    lost: bool
-
-
-class CrashStack(NamedTuple):
-    """The rank has exited; `text` is the stack that faulthandler printed, empty unless it crashed."""
-
-    text: str
-
-
-RankToRelay = ForwardConfig | RelaySocket | Flush | QueryLoss | RankEnds
-RelayToRank = Flushed | LossReply | Forwarded
-AgentToRelay = Flush | CrashStack
-RelayToAgent = Flushed
-
-
-# A source of output, which is a rank or a node's aggregator, to its aggregator
 
 
 class ServedRanks(NamedTuple):

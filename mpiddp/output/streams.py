@@ -1,11 +1,8 @@
-"""One output stream: split into lines, prefixed, dropped if there is no room, written to a descriptor."""
+"""One output stream: split into lines, prefixed, dropped if there is no room."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from ..base.stderr import write_line, write_some
-from ..ipc.helper_process import redirect_to_devnull
 
 WRITE_BYTES = 4096  # PIPE_BUF: writes to a pipe up to this size are atomic (man 7 pipe)
 MAX_LINE_BYTES = 2**16  # a longer line is split
@@ -119,31 +116,3 @@ class DropPolicy:
     def _take_note(self, stream: int) -> bytes:
         dropped, self._dropped[stream] = self._dropped[stream], 0
         return b"[mpiddp: lines dropped here: %d]\n" % dropped if dropped else b""
-
-
-class FdWriter:
-    """Writes to a descriptor. If writing fails, as on a full disk, output is lost; this is reported once."""
-
-    def __init__(self, descriptor: int, name: str, rank_name: str) -> None:
-        self.has_failed = False
-        self._descriptor, self._name, self._rank_name = descriptor, name, rank_name
-        self._size = 0
-
-    def write(self, data: bytes) -> None:
-        """Write data; drop what cannot be written, silently if the reader of a pipe has closed it."""
-        try:
-            while data:
-                count = write_some(self._descriptor, data)
-                data, self._size = data[count:], self._size + count
-        except BrokenPipeError:
-            redirect_to_devnull(self._descriptor)
-        except OSError as error:
-            if not self.has_failed:
-                report_loss(self._rank_name, self._name, error, self._size)
-            self.has_failed = True
-
-
-def report_loss(rank_name: str, target: str, error: OSError, position: int, hint: str = "") -> None:
-    """Report that a rank's output to a file is lost from a byte on; `hint` ends the message."""
-    write_line(f"mpiddp: {rank_name}: cannot write {target}: {error.strerror} (at byte {position}); "
-               f"this output is lost; later writes will be retried{hint}")

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from ..base.text import field_names
 from .line_merger import MergedLines, format_rank_bits
-from .streams import BAR_INTERVAL_S, FdWriter, add_prefix, split_for_pipe
+from .streams import BAR_INTERVAL_S, add_prefix, split_for_pipe
+from .writer import Terminal
 
 ERASE = b"\r\033[K"
 TERMINAL_BAR_INTERVAL_S = 0.1  # between two states of a bar on a terminal
@@ -64,31 +65,25 @@ class TerminalRenderer:
 
     is_remote = False
 
-    def __init__(self, form: str, rank_name: str) -> None:
-        """Write to this process's stdout and stderr; `form` is a prefix with fields `rank` and `time`."""
+    def __init__(self, form: str, terminal: Terminal) -> None:
+        """Write to `terminal`; `form` is a prefix with fields `rank` and `time`."""
         self._form, self._has_time = form, "time" in field_names(form)
         self._prefixes: dict[int, bytes] = {}  # of ranks
-        self._writers = {1: FdWriter(1, "stdout", rank_name), 2: FdWriter(2, "stderr", rank_name)}
-        self._is_terminal = {stream: os.isatty(stream) for stream in self._writers}
+        self._terminal = terminal
+        self._is_terminal = {stream: os.isatty(stream) for stream in (1, 2)}
         self._bars = ProgressBars()
         self._drawn_stream = 0  # the terminal stream that currently shows a bar; 0 for none
         self._drawn_s = -BAR_INTERVAL_S
 
     def has_room(self) -> bool:
-        """Return True: writes block."""
-        return True
-
-    @property
-    def has_lost_output(self) -> bool:
-        """Whether output to stdout was lost."""
-        return self._writers[1].has_failed
+        """Return whether more may be shown now."""
+        return self._terminal.has_room
 
     def show(self, lines: Sequence[MergedLines]) -> None:
         """Show lines."""
         self._erase()
         for stream, group in itertools.groupby(lines, key=lambda block: block.stream):
-            for piece in split_for_pipe(b"".join(map(self._format, group))):
-                self._writers[stream].write(piece)
+            self._terminal.write(stream, split_for_pipe(b"".join(map(self._format, group))))
         self._draw()
 
     def draw(self, bars: Iterable[ProgressBar]) -> None:
@@ -112,7 +107,7 @@ class TerminalRenderer:
             return
         self._drawn_s = now_s
         line = self._format(MergedLines(1 << bar.rank, bar.stream, [bar.text]))
-        self._writers[bar.stream].write(ERASE + line[:-1] if in_place else line)
+        self._terminal.write(bar.stream, [ERASE + line[:-1] if in_place else line])
         self._drawn_stream = bar.stream if in_place else 0
 
     def abandon(self) -> None:
@@ -120,15 +115,15 @@ class TerminalRenderer:
         self._erase()
 
     def flush(self, then: Callable[[], object]) -> None:
-        """Erase the bar, so that others may print, and call `then`."""
+        """Erase the bar, so that others may print; call `then` when all is shown."""
         self._erase()
-        then()
+        self._terminal.flush(then)
 
     close = flush
 
     def _erase(self) -> None:
         if self._drawn_stream:
-            self._writers[self._drawn_stream].write(ERASE)
+            self._terminal.write(self._drawn_stream, [ERASE])
             self._drawn_stream = 0
 
     def _format(self, lines: MergedLines) -> bytes:

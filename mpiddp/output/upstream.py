@@ -59,9 +59,9 @@ def decode_bars(data: bytes) -> list[ProgressBar]:
 class Upstream:
     """Sends output to another rank's aggregator, or to a fallback if that is not connected any more.
 
-    `on_pause` is called when the aggregator accepts no more output, `on_resume` when it does again, `on_drain` when it
-    requests all output written so far, and `on_disconnect`, which returns the fallback, when the connection is lost or
-    cannot be made; it gets the reason why it cannot.
+    `on_resume` is called when the aggregator accepts more output again, `on_drain` when it requests all output written
+    so far, and `on_disconnect`, which returns the fallback, when the connection is lost or cannot be made; it gets the
+    reason why it cannot.
     """
 
     is_remote = True
@@ -74,7 +74,6 @@ class Upstream:
         self._is_closed = False
         self._after_flush: deque[Callable[[], object]] = deque()
         self.on_disconnect: Callable[[str], Any] = lambda _: None
-        self.on_pause: Callable[[], object] = lambda: None
         self.on_resume: Callable[[], object] = lambda: None
         self.on_drain: Callable[[Callable[[], object]], object] = lambda reply: reply()
         self._fallback: Any = None
@@ -84,12 +83,9 @@ class Upstream:
 
     def has_room(self) -> bool:
         """Return whether more output may be sent now."""
-        return self._fallback is not None or self._unaccepted_bytes < MAX_UNACCEPTED_BYTES
-
-    @property
-    def has_lost_output(self) -> bool:
-        """Whether output to stdout was lost in this process; the other end's losses are unknown."""
-        return self._fallback is not None and self._fallback.has_lost_output
+        if self._fallback is not None:
+            return bool(self._fallback.has_room())
+        return self._unaccepted_bytes < MAX_UNACCEPTED_BYTES
 
     def take(self, stream: int, data: bytes) -> None:
         """Send data of the own rank."""
@@ -154,8 +150,6 @@ class Upstream:
         self._unaccepted_bytes += len(message.data)
         self._unaccepted.append((len(message.data), use_fallback))
         self._send(message)
-        if not self.has_room():
-            self.on_pause()
 
     def _on_connected(self, connection: socket.socket | None, error: str) -> None:
         """Send what waits; None if the connection could not be made."""

@@ -21,11 +21,12 @@ MAX_ROWS = 10  # nodes of further kinds are only counted
 
 
 def print_start(
-    env: JobEnv, placements: Sequence[Placement], config: LaunchConfig, log_folder: str, descriptor: int
+    env: JobEnv, placements: Sequence[Placement], config: LaunchConfig, log_folder: str,
+    show_text: Callable[[str], object],
 ) -> None:
     """Print the start line and the map unless `quiet` is set, and write the map to `map_file` if it is set.
 
-    `log_folder` is empty if there are no logs. The terminal is at `descriptor`.
+    `log_folder` is empty if there are no logs. `show_text` prints on the terminal.
     """
     nodes = "1 node" if env.num_nodes == 1 else f"{env.num_nodes} nodes"
     ranks = "1 rank" if env.world_size == 1 else f"{env.world_size} ranks"
@@ -33,7 +34,7 @@ def print_start(
         start = (f"mpiddp {__version__}: {ranks} on {nodes}, {env.backend} on {env.device.type}, "
                  f"tcp://{format_address(env.master_addr, env.master_port)}")
         logs = [f"  logs in {log_folder}"] if log_folder else []
-        write_line("\n".join([start, *format_map(placements), *logs]), descriptor)
+        show_text("\n".join([start, *format_map(placements), *logs]))
     write_map(placements, config.map_file)
 
 

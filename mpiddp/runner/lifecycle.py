@@ -22,8 +22,9 @@ from ..discovery.script import has_rank_words, has_should_stop
 from ..failure import exception
 from ..failure.root_cause import UNKNOWN_RANKS
 from ..systems.statuses import EXIT_REQUEUE
-from . import script, signals
+from . import script
 from .exec import hook_exec
+from .workers import protect_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ..bootstrap.membership import Membership
-    from .exit_hooks import ExitGuard
     from .stop import Stop
     from .termination import Termination
 
@@ -45,7 +45,7 @@ class RunningJob:
 
     `termination` ends the job if this rank fails; it is None if nobody watches the rank. `stop` has noted signals
     already. `write_trace` writes the ranks' timeline when they leave: it is loaded before the script, which may unload
-    modules. `guard` watches how a program with its own main() ends.
+    modules.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class RunningJob:
         write_trace: Callable[[MPI.Comm, str], None] | None = None,
     ) -> None:
         self.membership, self.termination, self._write_trace = membership, termination, write_trace
-        self.guard: ExitGuard | None = None
         self.has_left = False  # in order
         self.status = 0  # with which the script has ended
         self.failure: BaseException | None = None  # that has left our code around the script, and is not reported
@@ -67,8 +66,7 @@ class RunningJob:
         """Print on the terminal an error that only this rank knows, and end the job on all ranks."""
         if self.termination is None:
             refuse_alone(error)
-        write_line(format_refusal(error), self.termination.terminal)
-        self.termination.refuse(error)
+        self.termination.refuse(error, format_refusal(error))
 
     def join_stop(self, begun: Stop | None = None) -> Stop:
         """Return the `Stop` on which all ranks agree; `begun` has noted signals already."""
@@ -191,7 +189,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     assert job.termination
     job.membership.groups.adopt_calls()
     hook_exec(functools.partial(leave_before_exec, job))
-    signals.protect_workers()
+    protect_workers()
     watch_training(job, config)
     try:
         timeline.begin_stage("script")
@@ -282,7 +280,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
     if not termination.is_own_process() or job.has_left:
         return
     if job.failure is not None and not termination.has_failed:
-        termination.fail_by_exception(job.failure)
+        termination.fail_by_exception(find_failure(job.failure))
     if termination.has_failed:
         termination.abort()
         return
@@ -292,9 +290,14 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
         job.write_steps(config.error_file)
         timeline.begin_stage("exit")
         job.leave(job.status)
-        termination.output.finish()
     except BaseException as error:  # a signal's handler may raise here, too
         termination.fail_by_exception(error)
+
+
+def find_failure(error: BaseException) -> BaseException:
+    """Return the error that a signal's handler has interrupted by SystemExit(0); else the error itself."""
+    is_interruption = isinstance(error, SystemExit) and not exception.find_script_status(error)
+    return error.__context__ if is_interruption and error.__context__ is not None else error
 
 
 def leave_before_exec(job: RunningJob, call: str) -> None:
@@ -308,7 +311,6 @@ def leave_before_exec(job: RunningJob, call: str) -> None:
         return
     try:
         job.leave()
-        termination.output.finish()
     except BaseException as error:
         termination.fail_by_exception(error)
     if not job.has_left:  # the job ends

@@ -20,7 +20,6 @@ from ..base.ranks import RankIdentity
 from ..base.termination import abort, flush, flush_files, hard_exit, to_c_int
 from ..failure import exception
 from ..failure.root_cause import Report, ReportKind
-from ..output.redirect import Output, OutputTarget
 from ..planning.environment import Endpoint
 from ..systems.statuses import EXIT_CANNOT_START
 from .signals import restore_dispositions
@@ -31,10 +30,9 @@ MAX_REPORT_ATTEMPTS = 20  # a signal's handler may interrupt each
 class Termination:
     """Ends the process that created it, a rank; processes that it forked only end themselves."""
 
-    def __init__(self, agent: AgentClient, member: RankIdentity, output: Output, config: LaunchConfig,
-                 can_abort: bool = False) -> None:
+    def __init__(self, agent: AgentClient, member: RankIdentity, config: LaunchConfig, can_abort: bool = False) -> None:
         """`can_abort`: Open MPI's mpirun has started this rank."""
-        self._agent, self._member, self.output = agent, member, output
+        self._agent, self._member = agent, member
         self._full = config.full_traceback
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -49,15 +47,6 @@ class Termination:
     def join_agents(self, endpoint: Endpoint) -> None:
         """Register this rank's agent with the coordinator; from now on the ranks end together."""
         self._agent.register(self._member, endpoint)
-
-    def redirect_output(self, target: OutputTarget) -> None:
-        """Send this process's output to a target from now on."""
-        self.output.start(target)
-
-    @property
-    def terminal(self) -> int:
-        """The descriptor of the terminal's stderr, even if this process's own stderr is redirected."""
-        return self.output.terminal_fd
 
     def watch_script(self, leave: Callable[[], object]) -> None:
         """Let the agent see the script from its start on.
@@ -159,8 +148,9 @@ class Termination:
         if self._can_abort and self.is_own_process() and (status := self._agent.await_abort()) is not None:
             abort(sys.modules["mpi4py.MPI"], status)
 
-    def refuse(self, error: LaunchError) -> NoReturn:
-        """End the job for a reason that this rank has printed."""
+    def refuse(self, error: LaunchError, text: str) -> NoReturn:
+        """Print why this rank cannot start, and end the job."""
+        self._agent.show_text(text)
         report = Report(self._member.rank, self._member.host, ReportKind.ERROR, error.name, EXIT_CANNOT_START)
         self._failed_status = self._agent.report_refusal(report)
         flush()

@@ -92,7 +92,7 @@ def find_endpoint(job: str) -> JobEndpoint:
         names = join_names([match.full_name for match in matches])
         raise UnansweredError(f"{problem}: {names}; name one: python -m mpiddp.where {name_alone(matches)}")
     if not job:
-        raise UnansweredError("no mpiddp job of yours is running, or it is still starting")
+        raise UnansweredError("no job of yours runs under `python -m mpiddp`, or it is still starting")
     others = f"; jobs found: {join_names([endpoint.name for endpoint in endpoints.values()])}" if endpoints else ""
     raise UnansweredError(f"no mpiddp job {job} of yours is running{others}")
 

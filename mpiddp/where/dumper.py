@@ -15,15 +15,12 @@ from collections.abc import Iterable
 from types import FrameType
 
 from ..base.files import file_identity
+from ..base.process import THREAD_BLOCKED_SIGNALS
 from ..base.termination import flush_files
 from ..base.text import CUT_STACK
 from ..ipc.channel import encode
 from . import progress
 from .protocol import ASK_SIGNAL, END, WHERE, Progress, StackSample
-
-# Blocked in our threads: all signals except those of a fault in the thread itself.
-THREAD_BLOCKED_SIGNALS = signal.valid_signals() - {
-    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
 NO_READER = errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.EBADF  # the agent does not read, or is gone
 MAX_CALLS = 100  # the innermost ones
@@ -148,9 +145,9 @@ def fit_calls(max_bytes: int, frame: FrameType | None) -> StackSample:
     return calls
 
 
-def handled_signals(numbers: Iterable[int]) -> set[int]:
-    """Return which of these signals this process has a handler for, in Python or in C."""
+def handled_signals(numbers: Iterable[int], pid: int | str = "self") -> set[int]:
+    """Return which of these signals a process has a handler for, in Python or in C."""
     mask = 0
-    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as file:  # a process name may be invalid UTF-8
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:  # a process name may be invalid UTF-8
         mask = next((int(line.split()[1], 16) for line in file if line.startswith(b"SigCgt:")), 0)
     return {number for number in numbers if mask >> (number - 1) & 1}

@@ -22,7 +22,7 @@ import mpiddp
 from mpiddp.base.config import LaunchConfig
 from mpiddp.bootstrap import store as rendezvous
 from mpiddp.bootstrap.store import KeySpaces
-from mpiddp.launch import join_unwatched
+from mpiddp.launch import join
 
 world = MPI.COMM_WORLD
 asked = 0
@@ -89,13 +89,13 @@ def by_env(wrapped):
 
 def by_nccl(wrapped):
     rendezvous.KeySpaces = CountedSpaces if wrapped else KeySpaces
-    job = join_unwatched(world, LaunchConfig(backend="gloo", binding="launcher"))
+    job = join(world, LaunchConfig(backend="gloo", binding="launcher"))
     store = job.membership.groups.keys.fresh(world.size)
     if world.rank == 0:
         store.set("0", "identifier")
     store.get("0")
     yield
-    job.leave(None)
+    job.leave_over_mpi(None)
     job.restore()
 
 

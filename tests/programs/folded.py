@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -64,28 +63,8 @@ elif KIND == "redirects":
     for number in range(300):
         say("line", number, "x" * 200)
         time.sleep(0.01)
-elif KIND == "leaves":
-    if RANK == 1:
-        subprocess.Popen(["sh", "-c", "sleep 4; echo late"], start_new_session=True)
-    say("done")
 elif KIND == "waits":
     say("before")
     while not Path(REST[0]).exists():
         time.sleep(0.05)
-    say("after")
-elif KIND == "kills":
-    import psutil
-    import torch.distributed as dist
-
-    dist.barrier()
-    say("before")
-    time.sleep(2.5)  # for what all say
-    for one in psutil.process_iter(["cmdline"]):
-        environ = one.environ() if one.info["cmdline"] and "output of rank 0 " in one.info["cmdline"][0] else {}
-        if RANK == 1 and environ.get("TESTS_JOB") == os.environ["TESTS_JOB"]:
-            one.kill()
-            Path(REST[0]).touch()
-    while not Path(REST[0]).exists():
-        time.sleep(0.05)
-    time.sleep(0.5)
     say("after")

@@ -1,6 +1,6 @@
 """End the last rank in the way that HOW names, in a program with its own main(): `own_end.py HOW`.
 
-Most often the other ranks sleep meanwhile. If HOW ends with -through, they are at the end of their block.
+Most often the other ranks sleep meanwhile.
 """
 
 import os
@@ -29,11 +29,6 @@ if how == "with":
         if is_last:
             raise ValueError("seven")
         wait()
-elif how == "with-through":
-    with mpiddp.process_group():
-        if is_last:
-            time.sleep(1)
-            raise ValueError("seven")
 elif how == "with-exit":
     with mpiddp.process_group():
         if is_last:
@@ -55,14 +50,6 @@ elif how == "half":
                 raise ValueError("seven")
             wait()
     wait()
-elif how == "with-finally":
-    try:
-        with mpiddp.process_group():
-            if is_last:
-                raise ValueError("seven")
-            wait()
-    finally:
-        wait()
 elif how == "requeue":
     with mpiddp.process_group():
         if is_last:
@@ -81,7 +68,7 @@ elif how == "generator":
         break
 elif how == "late":
     if is_last:
-        sys.exit(5)
+        wait()
     mpiddp.init_process_group()
 elif how == "descriptors":
     open_files = []
@@ -115,17 +102,10 @@ else:
             raise SystemExit(7)
         if how == "raise":
             raise ValueError("seven")
-        if how == "hook":
-            sys.excepthook = lambda *_: print("hook", file=sys.stderr, flush=True)
-            raise ValueError("seven")
+        if how == "interrupt":
+            raise KeyboardInterrupt
         if how == "exit":
             sys.exit(7)
-        if how == "built-in-exit":
-            exit(7)
-        if how == "_exit":
-            os._exit(7)
-        if how == "kill":
-            os.kill(os.getpid(), 9)
     if how == "forgotten":
         time.sleep(MPI.COMM_WORLD.rank)
     elif how not in ("handled", "finalize", "thread"):
