@@ -343,7 +343,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
     @property
     def _start_status(self) -> int:
         """The agent's status if its rank has not joined the job."""
-        if self.startup.timed_out or (self._is_explained and not self._wait_status):  # a program that runs ours hides it
+        is_hidden = self._is_explained and not self._wait_status  # by a program that runs ours
+        if self.startup.timed_out or is_hidden:
             return EXIT_CANNOT_START
         return wait_status_to_shell(self._wait_status)
 
