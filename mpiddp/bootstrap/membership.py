@@ -20,11 +20,11 @@ from ..planning.job import Placement, PostTorchPlan
 from ..planning.network import check_store_reached
 from . import site
 from . import store as job_store
-from .mpi_init import keep_workers_from_mpi
 from .output_setup import FoldingShare, join_folding, open_log
 from .prepare import SavedEnv, restore_env, set_env, set_missing_env
 from .process_group import GroupMaker
 from .rollcall import Rendezvous
+from .worker_start import prepare_workers
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -82,7 +82,7 @@ class Membership:
         self.log, self.share = log, share
         self._server = server
         self._saved = saved
-        self._let_workers_start_mpi = keep_workers_from_mpi()
+        self._undo_worker_start = prepare_workers()
 
     @property
     def comm(self) -> MPI.Comm:
@@ -134,7 +134,7 @@ class Membership:
     def restore_environment(self) -> None:
         """Give the variables that the job set their former values."""
         restore_env(self._saved)
-        self._let_workers_start_mpi()
+        self._undo_worker_start()
 
     def explain(self, script: str, config: LaunchConfig) -> str:
         """Return the device and the software of this rank, with its script file, and the origin of each variable."""

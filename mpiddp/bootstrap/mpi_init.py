@@ -1,13 +1,11 @@
-"""MPI_Init in a rank, and none in its workers.
+"""MPI_Init in a rank.
 
 Before it, the launcher, the MPI library and the number of tasks are checked for compatibility.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..agent.client import AgentClient, NoAgent, holding_new_sockets
@@ -40,14 +38,6 @@ from .prepare import hide_env, restore_env, set_env
 from .site import apply_site
 
 PMIX_MARK = "PMIX_RANK"  # set for each rank by any launcher with PMIx
-WORKER_COMMANDS = ("from multiprocessing.spawn ", "from multiprocessing.forkserver ")
-SKIP_MPI_CODE = """\
-try:
-    import mpi4py
-    mpi4py.rc.initialize = False
-except ImportError:
-    pass
-"""
 
 
 def initialise_mpi(config: LaunchConfig, started_by: LaunchFacts | None, agent: AgentClient | NoAgent) -> Any:
@@ -104,28 +94,3 @@ def exclude_transports(loaded: Library) -> dict[str, str]:
         return {}
     chosen = mpi.read_mca_parameters(os.environ, loaded.path)
     return {mpi.MCA_PREFIX + name: value for name, value in exclude_components(chosen).items()}
-
-
-def keep_workers_from_mpi() -> Callable[[], None]:
-    """Make workers of multiprocessing's spawn and forkserver import mpi4py without MPI_Init; return what undoes that.
-
-    A second MPI_Init with a rank's variables aborts the worker. The variable MPI4PY_RC_INITIALIZE would also keep
-    programs from MPI that a rank starts by a launcher of its own. A forked worker has the rank's mpi4py.
-    """
-    from multiprocessing import util as util_module
-
-    util: Any = util_module
-    spawn = util.spawnv_passfds
-
-    @functools.wraps(spawn)
-    def spawn_without_mpi(path: bytes, args: Sequence[str], passfds: Sequence[int]) -> int:
-        words = [f"{SKIP_MPI_CODE}{word}" if str(word).startswith(WORKER_COMMANDS) else word for word in args]
-        pid: int = spawn(path, words, passfds)
-        return pid
-
-    def undo() -> None:
-        if util.spawnv_passfds is spawn_without_mpi:
-            util.spawnv_passfds = spawn
-
-    util.spawnv_passfds = spawn_without_mpi
-    return undo

@@ -22,8 +22,9 @@ from ..discovery.script import has_rank_words, has_should_stop
 from ..failure import exception
 from ..failure.root_cause import UNKNOWN_RANKS
 from ..systems.statuses import EXIT_REQUEUE
-from . import script, signals
+from . import script
 from .exec import hook_exec
+from .workers import protect_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -188,7 +189,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     assert job.termination
     job.membership.groups.adopt_calls()
     hook_exec(functools.partial(leave_before_exec, job))
-    signals.protect_workers()
+    protect_workers()
     watch_training(job, config)
     try:
         timeline.begin_stage("script")

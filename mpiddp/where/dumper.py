@@ -148,9 +148,9 @@ def fit_calls(max_bytes: int, frame: FrameType | None) -> StackSample:
     return calls
 
 
-def handled_signals(numbers: Iterable[int]) -> set[int]:
-    """Return which of these signals this process has a handler for, in Python or in C."""
+def handled_signals(numbers: Iterable[int], pid: int | str = "self") -> set[int]:
+    """Return which of these signals a process has a handler for, in Python or in C."""
     mask = 0
-    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as file:  # a process name may be invalid UTF-8
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:  # a process name may be invalid UTF-8
         mask = next((int(line.split()[1], 16) for line in file if line.startswith(b"SigCgt:")), 0)
     return {number for number in numbers if mask >> (number - 1) & 1}

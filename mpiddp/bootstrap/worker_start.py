@@ -1,0 +1,64 @@
+"""What comes first in the processes that multiprocessing starts for `spawn` and `forkserver`.
+
+They do not call MPI_Init, and leave to the rank the stop signals that a scheduler sends to all processes of a step:
+SIGUSR1 for ever, SIGTERM until a worker has started. The fork server itself gets no SIGTERM; it ends with the rank.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+SKIP_MPI_CODE = """\
+try:
+    import mpi4py
+    mpi4py.rc.initialize = False
+except ImportError:
+    pass
+"""
+LEAVE_USR1_CODE = """\
+import signal
+signal.signal(signal.SIGUSR1, lambda *_: None)
+"""
+HOLD_TERM_CODE = """\
+from multiprocessing import util
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+util.register_after_fork(signal, lambda _: signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM]))
+"""
+START_CODE = SKIP_MPI_CODE + LEAVE_USR1_CODE + HOLD_TERM_CODE
+CODE = {
+    "from multiprocessing.spawn ": START_CODE,
+    "from multiprocessing.forkserver ": START_CODE,
+    "from multiprocessing.resource_tracker ": LEAVE_USR1_CODE,  # it ignores SIGTERM itself
+}
+
+
+def prepare_workers() -> Callable[[], None]:
+    """Make the processes that multiprocessing starts run our code first; return what undoes that.
+
+    A second MPI_Init with a rank's variables aborts a worker. The variable MPI4PY_RC_INITIALIZE would also keep
+    programs from MPI that a rank starts by a launcher of its own.
+    """
+    from multiprocessing import util as util_module
+
+    util: Any = util_module
+    spawn = util.spawnv_passfds
+
+    @functools.wraps(spawn)
+    def spawn_prepared(path: bytes, args: Sequence[str], passfds: Sequence[int]) -> int:
+        words = [f"{code}{word}" if (code := find_code(str(word))) else word for word in args]
+        pid: int = spawn(path, words, passfds)
+        return pid
+
+    def undo() -> None:
+        if util.spawnv_passfds is spawn_prepared:
+            util.spawnv_passfds = spawn
+
+    util.spawnv_passfds = spawn_prepared
+    return undo
+
+
+def find_code(command: str) -> str:
+    """Return the code that has to precede a command of multiprocessing, empty for another word."""
+    return next((code for begin, code in CODE.items() if command.startswith(begin)), "")
