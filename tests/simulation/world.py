@@ -557,6 +557,9 @@ class Server:
                 other = world.agents[link]
                 if (delay := world.between(0, other.rank.node)) is not None:
                     world.send(("down", link), delay, other.receive, message)
+            case events.ToPeers(links, message):
+                for link in sorted(links, key=OWN_LINK.__eq__):
+                    self._do(events.ToPeer(link, message))
             case events.SetTimer(name, after_s):
                 self._timers.set(name, after_s)
             case events.PrintOwnReport(root_cause):
