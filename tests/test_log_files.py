@@ -240,7 +240,7 @@ def test_the_documents_commands_find_the_odd_rank(tmp_path: Path) -> None:
     write_index(f"{folder}/{INDEX_NAME}", logs)
     for log, status in zip(logs, (0, 139, 0, 7), strict=True):
         update_record(log, status, tail=b"begin of epoch 7\n", is_first=status == 139)
-    text = (ROOT / "mpiddp/README.md").read_text()
+    text = (ROOT / "mpiddp/output/README.md").read_text()
     for begin, found, many in (("grep ", '"rank": 1, .*"status": 139 .*"begin of epoch 7"', 1),
                                ("jq -r", "(1 n07 139|3 n07 7) begin of epoch 7", 2)):
         need([begin.split()[0]] if shutil.which(begin.split()[0]) is None else [])

@@ -515,6 +515,9 @@ class Agent:
             case events.AgentCommand.END_DESCENDANTS:
                 after_s = world.random.choice([0.01, DESCENDANTS_TIMEOUT_S])
                 world.schedule(after_s, self.post, events.DescendantsGone())
+            case events.AgentCommand.FINISH_OUTPUT:
+                after_s = world.random.choice([0.0, 0.01, DESCENDANTS_TIMEOUT_S])
+                world.schedule(after_s, self.post, events.OutputFinished(False, False))
 
     def _join(self, member: RankIdentity) -> None:
         self.is_linked = True
