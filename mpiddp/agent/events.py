@@ -104,6 +104,10 @@ class StepDaemonGone(Record):
     """The rank's slurmstepd has ended."""
 
 
+class LauncherGone(Record):
+    """The launcher, or what it had started this process by, has ended."""
+
+
 class Printed(Record):
     """The report is printed."""
 
@@ -165,7 +169,7 @@ class WaitForFinishedRank(Record):
 
 AgentEvent = (
     FromRank | FromCoordinator | RankClosed | RankGone | DescendantsGone | OutputFinished | Signalled | CoordinatorLost
-    | StepDaemonGone | Printed | Due
+    | StepDaemonGone | LauncherGone | Printed | Due
 )
 CoordinatorEvent = (
     PeerGreeted | FromPeer | PeerLost | OwnRankJoined | SnapshotTaken | EndRequested | WaitForFinishedRank | Due
@@ -299,6 +303,13 @@ class ToPeer(Record):
     message: protocol.CoordinatorToAgent
 
 
+class ToPeers(Record):
+    """Send a message over several connections."""
+
+    links: list[int]
+    message: protocol.CoordinatorToAgent
+
+
 class CloseConnection(Record):
     """Close a connection."""
 
@@ -310,5 +321,5 @@ AgentAction = (
     | SignalRank | KillGroup | Exit | AgentCommand
 )
 CoordinatorAction = (
-    SetTimer | PrintLine | PrintOwnReport | ToPeer | CloseConnection | CoordinatorCommand
+    SetTimer | PrintLine | PrintOwnReport | ToPeer | ToPeers | CloseConnection | CoordinatorCommand
 )

@@ -107,6 +107,8 @@ class Agent:
         self._reported_errors: set[str] = set()
         if watched.step_daemon:
             self.loop.watch_process(watched.step_daemon, lambda: self.post(events.StepDaemonGone()))
+        if watched.launcher_pid:
+            self.loop.watch_process(watched.launcher_pid, lambda: self.post(events.LauncherGone()))
         self._carry_out(self._watcher.take_actions())
         self._reap()  # it may have ended before its SIGCHLD could come
 

@@ -27,7 +27,8 @@ class WatchedRank(NamedTuple):
     `step` is the Slurm step of the job's ranks, None if there is none; it is cancelled if nothing else ends them.
     `hosts` returns the hosts to probe while the rank waits in MPI_Init, none on most ranks. `by_srun`: srun itself
     started the rank. Its start may take `timeout_s`. `step_daemon` is the process id of the rank's slurmstepd, 0 for
-    none. The agent forwards signals to a rank that `has_own_group`: the launcher does not reach it. It kills the rank
+    none. `launcher_pid` is that of the process by which another launcher has started this one, 0 for none. The agent
+    forwards signals to a rank that `has_own_group`: they do not reach it. It kills the rank
     `kill_delay_s` after a SIGTERM, shortly before the launcher kills the agent; 0 for never. If no rank has moved for
     `stall_s`, the coordinator prints that, and ends the job if `stall_abort`; 0 for never. It ends a job in which ranks
     have waited `blocked_timeout_s` in vain for a rank that has finished its script, and after `exit_timeout_s` any job
@@ -41,6 +42,7 @@ class WatchedRank(NamedTuple):
     by_srun: bool
     timeout_s: float
     step_daemon: int = 0
+    launcher_pid: int = 0
     has_own_group: bool = False
     kill_delay_s: float = 0.0
     stall_s: float = 0.0

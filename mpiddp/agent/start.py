@@ -25,13 +25,13 @@ DEVNULL_FOR_STDIN = 0
 def describe_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None) -> protocol.WatchedRank:
     """Return what is known of this process's rank before it exists; rank 0's agent can probe other hosts.
 
-    A rank has a process group of its own, so that a launcher's signals reach its agent alone, unless the launcher
-    signals each process of a step, or the rank has to read from a terminal.
+    A rank has a process group of its own, so that signals reach its agent alone, unless the launcher signals each
+    process of a step, or the rank has to read from a terminal.
     """
     rank = started_by.rank if started_by else 0
     by_srun = started_by is not None and started_by.by_srun
     launcher = started_by.launcher if started_by else None
-    has_own_group = not launcher.signals_all if launcher else not os.isatty(0)
+    has_own_group = not os.isatty(0) and not (launcher and launcher.signals_all)
     return protocol.WatchedRank(
         name=f"rank {rank} on {runtime.hostname()}",
         first_on_node=launchers.is_first_on_node(os.environ),
@@ -40,6 +40,7 @@ def describe_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None
         by_srun=by_srun,
         step_daemon=runtime.find_step_daemon(os.getpid()) if by_srun else 0,
         timeout_s=config.startup_timeout_s,
+        launcher_pid=os.getppid() if launcher and not by_srun else 0,
         has_own_group=has_own_group,
         kill_delay_s=launcher.kill_delay_s if launcher else 0.0,
         stall_s=config.stall_s or 0.0,

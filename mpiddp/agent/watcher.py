@@ -30,10 +30,12 @@ from .timeouts import (
     HARD_GRACE_S,
     JOB_OVER_TIMEOUT_S,
     LOST_COORDINATOR_TIMEOUT_S,
+    LOST_LAUNCHER_TIMEOUT_S,
     REPORTS_SPREAD_S,
     STACK_TIMEOUT_S,
 )
 
+LAUNCHER_GONE = "its launcher has ended"
 LATE_WORDS = ", while it ended after the script"  # of a rank that died after it had left the job
 
 
@@ -127,6 +129,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 self._on_coordinator_lost(error)
             case events.StepDaemonGone():
                 self._on_step_daemon_gone()
+            case events.LauncherGone():
+                self._do(events.SetTimer("launcher gone", LOST_LAUNCHER_TIMEOUT_S))
             case events.Printed():
                 self._on_printed()
             case events.Due(timer):
@@ -209,6 +213,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 self._on_coordinator_lost(f"no answer within {DECISION_TIMEOUT_S:g} s")
             case "coordinator lost":
                 self._decide_alone()
+            case "launcher gone":
+                self._on_launcher_gone()
             case "stack":
                 self._print_report()
             case "terminate":
@@ -343,7 +349,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
     @property
     def _start_status(self) -> int:
         """The agent's status if its rank has not joined the job."""
-        if self.startup.timed_out or (self._is_explained and not self._wait_status):  # a program that runs ours hides it
+        is_hidden = self._is_explained and not self._wait_status  # by a program that runs ours
+        if self.startup.timed_out or is_hidden:
             return EXIT_CANNOT_START
         return wait_status_to_shell(self._wait_status)
 
@@ -375,6 +382,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
     def _on_signal(self, number: int, unasked: bool) -> None:
         """Pass on a signal from outside: to the coordinator, which has to know, and to a rank that it has not reached.
 
+        A terminal sends SIGINT to both; no other signal reaches a rank that nobody has launched.
         Shortly before the launcher kills this agent, the agent ends the rank and what that has started.
         """
         if self._is_aborted and isinstance(self.phase, Ending):
@@ -387,7 +395,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             self._do(events.ToCoordinator(protocol.Signalled(number)))
             if unasked:
                 self._do(events.ToCoordinator(protocol.UnaskedStop(number)))
-        if self.watched.has_own_group and not self.gone:
+        is_launched = self.watched.by_srun or self.watched.launcher_pid
+        if not self.gone and (self.watched.has_own_group or (not is_launched and number != signal.SIGINT)):
             self._do(events.SignalRank(number))
         if number == signal.SIGTERM and self.watched.kill_delay_s:
             self._do(events.SetTimer("launcher", self.watched.kill_delay_s))
@@ -427,3 +436,11 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             self._is_explained = True
         else:
             self._do(events.ToCoordinator(protocol.StepDaemonLost()))
+
+    def _on_launcher_gone(self) -> None:
+        """End the job: nobody else ends it, or gets its output and status."""
+        if isinstance(self.phase, Starting):
+            self._exit(EXIT_CANNOT_START)
+        elif isinstance(self.phase, (Working, Leaving)):
+            assert self.member is not None
+            self._report(Report(self.member.rank, self.member.host, ReportKind.UNREACHABLE, LAUNCHER_GONE, 1))
