@@ -27,13 +27,14 @@ pytestmark = pytest.mark.light
 
 FAILURES = {"raises": ("raise ValueError('seven')", 1), "exits": ("sys.exit(3)", 3), "leaves": ("os._exit(7)", 7),
             "crashes": ("os.kill(os.getpid(), signal.SIGSEGV)", None)}
-RULE, DOUBLE_RULE = "-" * 74 + "\n", "\n" + "=" * 83 + "\n"
+RULE = "-" * 74 + "\n"
 PRTERUN = rf'{RULE}prterun has exited due to process rank \d+ with PID 0 on node \S+ calling\n"abort"\.[^-]*{RULE}\s*'
-NOTICED = rf"{RULE}(?:prterun|mpirun\S*) noticed that process rank 1 with PID 0 on node \S+ exited on\s[^-]*{RULE}\s*"
-HYDRA = (rf"(?:{DOUBLE_RULE}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n(?:=   .*\n)+{DOUBLE_RULE[1:]}"
-         r"(?:YOUR APPLICATION TERMINATED WITH .*\n.*\n.*\n)?)*")
-# What a launcher prints after the report, or before it: where a rank calls MPI_Abort, and where it crashes.
-STAYS = {"mpich": ("", HYDRA), "impi": ("", HYDRA), "openmpi4": ("", NOTICED), "openmpi5": (PRTERUN, NOTICED)}
+DETECTED = (rf"(?s:{RULE}Primary job  terminated normally.*?{RULE})?"
+            rf"(?s:{RULE}(?:prterun|mpirun\S*) detected that one or more processes exited with.*?{RULE})\s*")
+# What a launcher prints after the report, or before it: where a rank calls MPI_Abort, and where it crashes; another
+# rank may then notice that, and call MPI_Abort.
+STAYS = {"mpich": ("", ""), "impi": ("", ""), "openmpi4": ("", DETECTED),
+         "openmpi5": (PRTERUN, f"{PRTERUN}|{DETECTED}")}
 SRUN = (r"srun: error: node\d: tasks? [\d,-]+: (Exited with exit code \d+|Killed|Segmentation fault)",
         r"srun: Job step aborted: Waiting up to \d+ seconds for job step to finish\.",
         r"slurmstepd-node\d: error: \*\*\* STEP \S+ ON node\d CANCELLED AT \S+ \*\*\*")
