@@ -183,9 +183,7 @@ def is_printable(world: World) -> bool:
     kills_s = world.kills_s
     if world.was_stopped and kills_s is not None:
         kills_s = min(kills_s, world.effects[0][0] + (world.launcher.stop_kill_s or 0.0))
-    if kills_s is None or (world.printed and world.printed[0].at_s < kills_s):
-        return True
-    return False
+    return kills_s is None or bool(world.printed and world.printed[0].at_s < kills_s)
 
 
 def has_killing_launcher(world: World) -> bool:

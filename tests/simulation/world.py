@@ -509,6 +509,9 @@ class Agent:
                     world.schedule(world.random.uniform(0.001, 0.3), rank.end, signal.SIGKILL)
             case events.AgentCommand.END_RANK:
                 world.schedule(0.0001, rank.end, signal.SIGKILL)
+            case events.AgentCommand.FINISH_OUTPUT:
+                after_s = world.random.choice([0.0001, 0.3])
+                world.schedule(after_s, self.post, events.OutputFinished(is_lost=False, log_lost=False))
             case events.AgentCommand.END_DESCENDANTS:
                 after_s = world.random.choice([0.01, DESCENDANTS_TIMEOUT_S])
                 world.schedule(after_s, self.post, events.DescendantsGone())
