@@ -100,7 +100,7 @@ RUN_BY = {
         "tests/benchmarks/test_benchmarks.py::test_stopping", "tests/benchmarks/stopping.py"),
     **{f"tests/simulation/run {option}": (
         "tests/simulation/test_simulation.py::test_the_command", "tests/simulation/run")
-       for option in ("--seeds 10000", "--trace 7")},
+       for option in ("--seeds 10000", "--seeds 1000 --ranks 10000", "--trace 7")},
     "python -m mpiddp --dry-run --facts facts.json": (
         "tests/test_dry_run.py::test_a_job_writes_the_facts_and_the_desk_finds_its_plan", '"--dry-run", "--facts"'),
     "tests/gpu/run --wheels wheels --table table.md": (
