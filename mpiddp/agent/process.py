@@ -283,7 +283,7 @@ class Agent:
                 self._connections.start_coordinator(request)
             case protocol.RegisterRank():
                 self._connections.connect_to_coordinator(request)
-                set_process_title(f"mpiddp: agent of {self._watched.name}")  # `pkill -f script.py` finds the ranks alone
+                set_process_title(f"mpiddp: agent of {self._watched.name}")  # pkill -f SCRIPT finds ranks alone
                 self.loop.set_timer("warm up", events.WARMUP_DELAY_S, self._warm_up)
             case _:
                 assert_never(request)
