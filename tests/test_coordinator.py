@@ -82,7 +82,7 @@ from mpiddp.ipc.event_loop import EventLoop
 from tests import processes
 from tests.cluster import Cluster
 from tests.messages import find, message
-from tests.support import MPIS, PROGRAMS, ROOT, TWO_NAMES, Mpi, check, mpiexec, need, noise, srun
+from tests.support import MPIS, PROGRAMS, ROOT, TWO_NAMES, Mpi, check, mpiexec, need, noise, on_path, srun
 from tests.test_protocol import BRACKETS, NONSENSE, TOKEN, frame, member, report
 
 pytestmark = pytest.mark.light
@@ -701,6 +701,27 @@ def test_a_running_agent_has_neither_torch_nor_mpi(quick: Mpi, tmp_path: Path) -
     assert [(look.foreign, look.libraries) for look in ranks] == [({"torch", "mpi4py"}, {"torch", "mpi"})] * 2
     assert [(look.foreign, look.libraries) for look in looks] == [(set(), set())] * 2
     assert all({"mpiddp.agent.watcher", "mpiddp.output.forwarder"} <= look.modules for look in looks)
+
+
+HOLDS = """
+import os, time
+fork = os.fork
+def held():
+    pid = fork()
+    while pid == 0:
+        time.sleep(0.1)
+        if os.getppid() == 1:
+            os._exit(1)
+    return pid
+os.fork = held
+"""
+
+
+def test_a_debuggers_own_fork_holds_no_rank(quick: Mpi, tmp_path: Path) -> None:
+    """The one of debugpy replaces os.fork, so that the process which it makes waits for a debugger."""
+    (tmp_path / "sitecustomize.py").write_text(HOLDS)
+    done = check(mpiexec(quick, 2, "--prefix", "-c", "print('ran')", env=on_path(tmp_path)))
+    assert done.stdout.count("ran\n") == 2
 
 
 class Look(NamedTuple):
