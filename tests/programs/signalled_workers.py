@@ -1,13 +1,9 @@
 """Load data by workers of every kind while all processes of a step get signals; a loader can still end its workers."""
 
 import ctypes
-import multiprocessing
 import os
-import signal
-import sys
 import time
 
-import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 import mpiddp
@@ -41,7 +37,6 @@ def end_stuck_worker(method):
 
 
 if __name__ == "__main__":
-    number = signal.Signals[sys.argv[1]] if len(sys.argv) > 1 else 0
     batches = {
         method: iter(DataLoader(Numbers(range(1000)), num_workers=2, multiprocessing_context=method))
         for method in ("fork", "spawn", "forkserver")}
