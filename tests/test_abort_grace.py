@@ -69,17 +69,6 @@ from mpiddp.reporting import map
 map.print_start = lambda *_: int("seven")
 sys.exit(cli.main())
 """
-EXITS_WHILE_ENDING = """
-import io, signal
-class Exits(io.RawIOBase):
-    def writable(self):
-        return True
-    def flush(self):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.1)
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-kept = Exits() if rank == 1 else None
-"""
 RAISES_IN_BETWEEN = """
 import mpiddp.runner.termination, torch.distributed
 fail_by = mpiddp.runner.termination.Termination.fail_by_exception
@@ -309,11 +298,6 @@ def test_an_error_between_registration_and_script_is_reported(quick: Mpi, tmp_pa
     done = check(processes.run(*command, timeout=DEADLINE_S, env=single_node_environ(quick), cwd=ROOT), 1)
     (report,) = find("launch/failed_rank", done.stderr, rank=0)
     assert report["cause"].startswith("ValueError: invalid literal"), done.stderr
-
-
-def test_a_handler_that_exits_in_order_while_files_are_flushed(quick: Mpi, script: Path) -> None:
-    script.write_text(HEAD + EXITS_WHILE_ENDING)
-    assert "failed" not in check(mpiexec(quick, 2, script)).stderr
 
 
 def test_an_error_that_leaves_the_launcher_ends_the_job(quick: Mpi, script: Path) -> None:

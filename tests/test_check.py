@@ -130,7 +130,8 @@ def test_a_job_scripts_variables_do_not_end_ranks_that_wait(monkeypatch: pytest.
         raise InterruptedError
 
     termination = SimpleNamespace(fail_by_exception=lambda error: isinstance(error, InterruptedError) and 7)
-    job = SimpleNamespace(membership=SimpleNamespace(create_group=create_group), termination=termination)
+    job = SimpleNamespace(membership=SimpleNamespace(create_group=create_group), termination=termination,
+                          refuse_alone=None)
     for name in command.NCCL_WAITS:
         monkeypatch.setenv(name, "1")
     assert command.check_in_rank(CheckOptions(), cast(RunningJob, job), LaunchConfig()) == 7

@@ -44,6 +44,8 @@ RUN_BY = {
     "sbatch llsub.sh": ("tests/test_batch.py::test_a_script_says_hello", '"llsub.sh"'),
     "LLsub llsub.sh": ("tests/test_batch.py::test_llsub", '"LLsub"'),
     "mpiexec -n 2 python main.py": ("tests/test_api.py::test_a_program_that_fails_ends_the_job", "own_end"),
+    "python -m mpiddp --no-init main.py": (
+        "tests/test_gpus.py::test_a_device_that_fails_when_it_is_first_used_is_reported", "-m mpiddp --no-init"),
     "scancel --signal=USR1": (
         "tests/test_batch.py::test_a_training_that_is_stopped_and_requeued_comes_to_the_same_weights",
         '"scancel", "--signal=USR1"'),
@@ -128,6 +130,7 @@ SET_UP = {
 # Names of what others start, which mpiddp takes the place of; the one line of our own syntax; a launcher of one centre;
 # Flux's commands.
 NAMED = {
+    "python -m mpi4py main.py",
     "LLsub batch.sh", "accelerate config", "accelerate launch", "accelerate launch …", "conda activate",
     "python -m torch.distributed.launch …", "mpirun --tag-output", "srun --label",
     "srun --output=%x-%j.%t.out", "torchrun …",

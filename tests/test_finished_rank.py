@@ -14,6 +14,7 @@ from mpiddp.failure.root_cause import (
     JobActivity,
     Report,
     ReportKind,
+    Reports,
     select_root_cause,
 )
 from mpiddp.failure.stack import Frame, FrameKind
@@ -99,8 +100,8 @@ def test_the_timeout_of_a_rank_at_its_end_names_both() -> None:
     late = Report(0, "n0", ReportKind.SECONDARY, f"{timeout}: rank 1 on n0 (train.py:9 <module>)", 1)
     report = find_deadlock([over(0), at(1), at(2)])
     assert report is not None
-    verdict = select_root_cause([late], 2.0, FailureContext({0: "n0", 1: "n0", 2: "n0"}, world_size=3,
-                                                            activity=JobActivity(deadlock=report)))
+    verdict = select_root_cause(Reports([late]), 2.0, FailureContext({0: "n0", 1: "n0", 2: "n0"}, world_size=3,
+                                                                     activity=JobActivity(deadlock=report)))
     assert verdict is not None
     assert verdict.first == report._replace(cause=f"{report.cause}; {timeout}")
 

@@ -87,7 +87,7 @@ def test_a_job_that_has_left_leaves_no_hook_behind(mpi: Mpi) -> None:
 def test_the_register_names_what_exists() -> None:
     """Each `file.py` in mpiddp/hooks.md is followed by names of functions in that file."""
     named = re.findall(r"`([a-z_/0-9]+\.py)`((?: `\w+`,?)+)", (ROOT / "mpiddp/hooks.md").read_text())
-    assert len(named) > 40
+    assert len(named) > 35
     for file, names in named:
         functions = {node.name for node in ast.walk(ast.parse((ROOT / "mpiddp" / file).read_text()))
                      if isinstance(node, ast.FunctionDef)}

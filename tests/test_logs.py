@@ -299,7 +299,7 @@ def test_a_sink_that_nobody_reads_is_silent(capfd: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("options", first_of([["--prefix"], [], ["--log-dir"]]), ids=" ".join)
 @pytest.mark.parametrize("closed", first_of([1, 2]))
 def test_a_closed_descriptor_is_no_other_file(quick: Mpi, options: list[str], closed: int, tmp_path: Path) -> None:
-    """A pipe to the relay and a socket to the agent would get the first numbers that are free."""
+    """A pipe to the agent and a socket to the agent would get the first numbers that are free."""
     script = tmp_path / "talks.py"
     script.write_text(f"import os\nprint('seven')\nnowhere = os.path.samefile('/dev/fd/{closed}', os.devnull)\n"
                       f"assert nowhere or {options}\n")

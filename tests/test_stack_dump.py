@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -13,18 +12,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import psutil
 import pytest
 
-from mpiddp.agent.process import Agent
 from mpiddp.ipc.event_loop import EventLoop
 from mpiddp.where import dumper, sampler
 from mpiddp.where.process_sample import ProcSample
-from mpiddp.where.protocol import ASK_SIGNAL, TRACER, TRACER_END, InspectFds, SampleRequest
+from mpiddp.where.protocol import ASK_SIGNAL, InspectFds
 from mpiddp.where.sampler import INSTALL_HINT, MIN_AGE_S, StackCollector, extract_error
 from tests.messages import message
 from tests.support import PROGRAMS, ROOT, VENVS
@@ -41,7 +36,6 @@ class Asked:
         self.errors: list[Exception] = []
         self._loop = EventLoop(self.errors.append)
         self._collector = StackCollector(self._loop, pid, inspect_fds)
-        os.write(inspect_fds.socket, b"%b%d%b" % (TRACER, os.getpid(), TRACER_END))
 
     @property
     def native(self) -> list[str]:
@@ -111,16 +105,18 @@ def test_an_exception_of_the_scripts_own_handler_reaches_the_script(name: str, m
     def interrupted(*_: object) -> None:
         raise TimeoutError
 
-    own = dumper.StackDumper()
+    (reading, writing), (_, its) = os.pipe(), socket.socketpair()
+    former = signal.getsignal(ASK_SIGNAL)
+    os.set_blocking(writing, False)
+    dumper.StackDumper(writing, its.fileno())
     try:
         with monkeypatch.context() as patched, pytest.raises(TimeoutError):
             patched.setattr(dumper, name, interrupted)
             os.kill(os.getpid(), ASK_SIGNAL)
-        os.close(own.read_end)
+        os.close(reading)
         os.kill(os.getpid(), ASK_SIGNAL)  # which nobody reads
     finally:
-        own.close()
-        own.release_signal()
+        signal.signal(ASK_SIGNAL, former)
 
 
 @pytest.mark.parametrize("collects", [True, False])
@@ -187,40 +183,6 @@ def test_native_code_hides_a_stack_without_py_spy(what: str, monkeypatch: pytest
 ])
 def test_what_py_spy_prints_instead_of_a_stack(printed: str, told: str) -> None:
     assert extract_error(printed) == told
-
-
-@pytest.mark.parametrize(("scope", "lets"), [("0", False), ("1", True), ("2", False), ("", False)])
-def test_a_rank_lets_its_agent_trace_it_where_yama_asks_for_that(
-    scope: str, lets: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """2 and 3 let nobody but root; without Yama there is no such file."""
-    called: list[tuple[int, ...]] = []
-    monkeypatch.setattr(dumper, "YAMA", str(tmp_path / "ptrace_scope"))
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(
-        prctl=lambda number, tracer, *rest: called.append((number, tracer.value, *rest))))
-    if scope:
-        (tmp_path / "ptrace_scope").write_text(f"{scope}\n")
-    dumper.make_permission(77)()
-    assert called == ([(0x59616D61, 77, 0, 0, 0)] if lets else [])
-
-
-@pytest.mark.parametrize(("fds", "used"), [
-    (InspectFds(3, 4, -1), InspectFds()), (InspectFds(3, 4, 5), InspectFds(3, 4, 5))])
-def test_half_a_window_is_not_looked_through(
-    fds: InspectFds, used: InspectFds, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its other end is on its way, and then both are used."""
-    seen: list[InspectFds] = []
-
-    def look(loop: object, pid: int, sight: InspectFds, store_port: int, tell: object) -> object:
-        seen.append(sight)
-        return SimpleNamespace(sample=lambda *_: None)
-
-    monkeypatch.setattr(sampler, "ProcessSampler", look)
-    agent = SimpleNamespace(_sampler=None, _inspect_fds=fds, loop=None, _process=SimpleNamespace(pid=1),
-                               _watcher=SimpleNamespace(member=None))
-    Agent._observe_rank(cast(Agent, agent), SampleRequest(1), ended=False)
-    assert seen == [used]
 
 
 def test_who_runs_no_python() -> None:

@@ -1,4 +1,4 @@
-"""The logic of an agent and of the coordinator, in orders of events that few jobs have."""
+"""The logic of an agent, in orders of events that few jobs have."""
 
 from __future__ import annotations
 
@@ -12,50 +12,86 @@ import pytest
 from mpiddp.agent import coordinator as coordinator_module
 from mpiddp.agent import events
 from mpiddp.agent import watcher as watcher_module
-from mpiddp.agent.coordinator import FINAL_PRINT_TIMEOUT_S, Coordinator
+from mpiddp.agent.coordinator import Coordinator
+from mpiddp.agent.events import AgentCommand
 from mpiddp.agent.protocol import (
-    LAUNCHER_KILL_TIMEOUT_S,
-    AgentLost,
-    EndDecision,
-    EndRank,
+    Admitted,
+    AllFinished,
     Failed,
-    Hello,
     JobEnds,
-    JobFinished,
+    JobOver,
     Leave,
+    LocallyHandled,
+    PrintReason,
+    PrintStack,
+    RankEnded,
     ReasonPrinted,
     RegisterRank,
+    RegistrationDone,
     ScriptEnded,
+    Signalled,
+    StackPrinted,
     Stage,
     WatchedRank,
-    WatchPeerProcess,
 )
-from mpiddp.agent.startup_timeout import LATE_S, LATE_SPREAD_S, StartupTimeout
+from mpiddp.agent.startup_timeout import LATE_S, StartupTimeout
 from mpiddp.agent.state_machine import StateMachine
-from mpiddp.agent.watcher import LEAVE_TIMEOUT_S, AwaitingDecision, Watcher, Working
+from mpiddp.agent.timeouts import (
+    CLOSED_TIMEOUT_S,
+    DECISION_TIMEOUT_S,
+    FLUSH_TIMEOUT_S,
+    KILL_DELAY_S,
+    LOST_COORDINATOR_TIMEOUT_S,
+    REPORTS_SPREAD_S,
+    STACK_TIMEOUT_S,
+)
+from mpiddp.agent.watcher import Ending, Failing, Leaving, Over, Watcher, Working
 from mpiddp.failure.root_cause import Report, ReportKind, RootCause
+from mpiddp.systems.statuses import EXIT_CANNOT_START
 from tests.messages import message
-from tests.test_protocol import member, report
+from tests.test_protocol import member
 
-WATCHED = WatchedRank("rank 1 on n0", False, None, list, False, 60.0)
-LOST = Report(1, "n0", ReportKind.SECONDARY, "connection closed by peer", 3)
+WATCHED = WatchedRank("rank 1 on n0", False, None, list, False, 60.0, has_own_group=True, launcher_pid=1)
+RAISED = Report(1, "n0", ReportKind.ERROR, "seven", 3)
+LOST = RAISED._replace(kind=ReportKind.SECONDARY, cause="connection closed by peer")
+JOINS = events.FromRank(RegisterRank(member(1), "127.0.0.1", 1, "token"))
+END_OF_OUTPUT = events.OutputFinished(is_lost=False, log_lost=False)
+GRACE_S = member(1).grace_s
+
+
+def join(watched: WatchedRank = WATCHED) -> Watcher:
+    """Return the watcher of a rank that has joined its job."""
+    watcher = Watcher(watched, 0.0)
+    watcher.take_actions()
+    watcher.handle(JOINS, 1.0)
+    watcher.handle(events.FromCoordinator(Admitted()), 1.1)
+    return watcher
 
 
 @pytest.fixture
 def watcher() -> Watcher:
     """Return the watcher of a rank that has joined its job."""
-    found = Watcher(WATCHED, 0.0)
-    found.handle(events.FromRank(RegisterRank(member(1), "127.0.0.1", 1, "token")), 1.0)
-    return found
+    return join()
 
 
-def to_rank(actions: Sequence[events.WatcherAction]) -> list[object]:
+def to_rank(actions: Sequence[events.AgentAction]) -> list[object]:
     """Return the messages to the rank among some actions."""
     return [action.message for action in actions if isinstance(action, events.ToRank)]
 
 
+def to_coordinator(actions: Sequence[events.AgentAction]) -> list[object]:
+    """Return the messages to the coordinator among some actions."""
+    return [action.message for action in actions if isinstance(action, events.ToCoordinator)]
+
+
+def printed(actions: Sequence[events.AgentAction]) -> list[object]:
+    """Return the root causes that are printed, and the lines."""
+    return [action.root_cause if isinstance(action, events.PrintReport) else action.text for action in actions
+            if isinstance(action, (events.PrintReport, events.PrintLine))]
+
+
 @pytest.mark.parametrize(("module", "machine"), [(watcher_module, Watcher), (coordinator_module, Coordinator)])
-def test_every_phase_but_the_first_can_be_reached(module: ModuleType, machine: type[StateMachine]) -> None:
+def test_every_phase_but_the_first_can_be_reached(module: ModuleType, machine: type[Watcher | Coordinator]) -> None:
     first, *others = get_args(module.Phase)
     assert list(machine.transitions) == [first, *others]
     assert {phase for allowed, _ in machine.transitions.values() for phase in allowed} == set(others)
@@ -65,70 +101,246 @@ def test_every_phase_but_the_first_can_be_reached(module: ModuleType, machine: t
 @pytest.mark.parametrize("raises", [True, False])
 def test_an_illegal_transition(raises: bool, watcher: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StateMachine, "raises", raises)
-    again = events.FromRank(RegisterRank(member(1), "127.0.0.1", 1, "token"))
     watcher.handle(events.FromRank(Failed(LOST)), 1.5)
     if raises:
         with pytest.raises(AssertionError, match="illegal transition"):
-            watcher.handle(again, 2.0)
+            watcher.handle(JOINS, 2.0)
     else:
-        line = events.PrintLine("mpiddp: Watcher: illegal transition from AwaitingDecision to Working")
-        assert watcher.handle(again, 2.0)[0] == line
-    assert watcher.phase == AwaitingDecision(LOST)
+        assert watcher.handle(JOINS, 2.0) == [
+            events.PrintLine("mpiddp: Watcher: illegal transition from Failing to Working")]
+    assert watcher.phase == Failing(LOST)
 
 
-@pytest.mark.parametrize("over_first", [True, False])
-def test_a_report_that_crosses_the_end_of_the_job_is_not_lost(watcher: Watcher, over_first: bool) -> None:
-    crossing = [events.FromCoordinator(JobFinished()), events.FromRank(Failed(LOST))]
-    for event in crossing if over_first else reversed(crossing):
-        assert to_rank(watcher.handle(event, 2.0)) == []
-    assert to_rank(watcher.handle(events.Rank0Lost(True), 2.1)) == [EndDecision(RootCause(LOST), 3, True)]
+# A failure
 
 
-@pytest.mark.parametrize(("script_ended", "wait_s"), [(False, LAUNCHER_KILL_TIMEOUT_S), (True, LEAVE_TIMEOUT_S)])
-def test_a_rank_that_may_be_leaving_in_order_has_longer(watcher: Watcher, script_ended: bool, wait_s: float) -> None:
-    """Rank 0's agent was killed, and could not say that the job is over."""
-    if script_ended:
-        watcher.handle(events.FromRank(ScriptEnded()), 1.1)
-    assert watcher.handle(events.Rank0Lost(True), 2.0) == [events.SetTimer("rank 0 lost", wait_s)]
-    assert events.WatcherCommand.LEAVE_JOB in watcher.handle(events.FromRank(Leave()), 2.0 + wait_s - 0.1)
+def test_a_failure_from_the_report_to_the_end(watcher: Watcher) -> None:
+    """The agent of the rank that was first prints, after the rank's traceback."""
+    reported = watcher.handle(events.FromRank(Failed(RAISED)), 2.0)
+    assert to_coordinator(reported) == [Failed(RAISED)]
+    assert events.SetTimer("decision", DECISION_TIMEOUT_S) in reported
+    selected = watcher.handle(events.FromCoordinator(PrintReason(RootCause(RAISED))), 2.1)
+    assert (to_rank(selected), printed(selected)) == ([PrintStack()], [])
+    (_, report) = watcher.handle(events.FromRank(StackPrinted("stack")), 2.2)
+    assert report == events.PrintReport(RootCause(RAISED), member(1), 2.2, "stack")
+    assert to_coordinator(watcher.handle(events.Printed(), 2.2)) == [ReasonPrinted()]
+    ending = watcher.handle(events.FromCoordinator(JobEnds(3)), 2.3)
+    assert to_rank(ending) == [JobEnds(3)]
+    assert events.SetTimer("grace", GRACE_S) in ending
+    assert AgentCommand.REQUEST_END not in ending  # it cleans up
+    assert AgentCommand.END_DESCENDANTS in watcher.handle(events.RankGone(3 << 8), 2.4)
+    assert watcher.handle(events.DescendantsGone(), 2.5) == [AgentCommand.FINISH_OUTPUT]
+    assert to_coordinator(watcher.handle(END_OF_OUTPUT, 2.5)) == [RankEnded(3)]
+    assert watcher.handle(events.FromCoordinator(JobOver(3)), 2.6) == [events.Exit(3)]
 
 
-def test_a_rank_that_is_cleaned_up_after_does_not_leave(watcher: Watcher) -> None:
-    """Its last message is read after its end is seen."""
-    watcher.handle(events.FromCoordinator(JobEnds(1, abort=False)), 2.0)
-    watcher.handle(events.FromRank(ScriptEnded()), 2.1)
-    assert events.WatcherCommand.CLEAN_UP in watcher.handle(events.RankGone(0), 2.15)
-    assert watcher.handle(events.FromRank(Leave()), 2.2) == []
+def test_a_rank_that_prints_no_traceback_in_time(watcher: Watcher) -> None:
+    watcher.handle(events.FromRank(Failed(RAISED)), 2.0)
+    selected = watcher.handle(events.FromCoordinator(PrintReason(RootCause(RAISED))), 2.1)
+    assert events.SetTimer("stack", STACK_TIMEOUT_S) in selected
+    assert printed(watcher.handle(events.Due("stack"), 4.1)) == [RootCause(RAISED)]
+    assert printed(watcher.handle(events.FromRank(StackPrinted("late")), 4.2)) == []
 
 
-@pytest.mark.parametrize(("kind", "waits"), [(ReportKind.ERROR, False), (ReportKind.SECONDARY, True)])
-def test_without_a_coordinator_each_rank_that_fails_reports_and_others_wait_for_the_launcher(
-    kind: str, waits: bool, watcher: Watcher
-) -> None:
-    assert watcher.handle(events.CoordinatorLost(), 2.0) == []
+@pytest.mark.parametrize("status", [signal.SIGSEGV, 7 << 8])
+def test_a_rank_that_dies_is_reported_by_its_agent(status: int, watcher: Watcher) -> None:
+    (failed,) = to_coordinator(watcher.handle(events.RankGone(int(status)), 2.0))
+    assert isinstance(failed, Failed)
+    assert failed.report.kind == ReportKind.PROCESS_EXIT
+    assert failed.report.status == (139 if status == signal.SIGSEGV else 7)
+    reason = RootCause(failed.report)
+    assert printed(watcher.handle(events.FromCoordinator(PrintReason(reason)), 2.1)) == [reason]
+
+
+def test_a_rank_that_has_printed_itself_why_it_ends(watcher: Watcher) -> None:
+    watcher.handle(events.FromRank(LocallyHandled()), 2.0)
+    watcher.handle(events.FromRank(Failed(RAISED)), 2.0)
+    selected = watcher.handle(events.FromCoordinator(PrintReason(RootCause(RAISED))), 2.1)
+    assert selected == [events.ToCoordinator(ReasonPrinted())]
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_a_report_that_crosses_the_jobs_end_is_answered(ends_first: bool, watcher: Watcher) -> None:
+    crossing: list[events.AgentEvent] = [events.FromCoordinator(JobEnds(7)), events.FromRank(Failed(LOST))]
+    answers = [message for event in (crossing if ends_first else reversed(crossing))
+               for message in to_rank(watcher.handle(event, 2.0))]
+    assert answers[-1] == JobEnds(7)
+
+
+def test_a_rank_that_does_not_end(watcher: Watcher) -> None:
+    """It is asked, then ended as its handlers allow, then killed."""
+    ending = watcher.handle(events.FromCoordinator(JobEnds(1)), 2.0)
+    assert AgentCommand.REQUEST_END in ending
+    assert events.SetTimer("terminate", FLUSH_TIMEOUT_S) in ending
+    assert watcher.handle(events.Due("terminate"), 2.2) == [AgentCommand.END_RANK]
+    assert watcher.handle(events.Due("grace"), 7.0) == [events.SignalRank(signal.SIGKILL)]
+
+
+def test_a_cleanup_that_takes_too_long_is_named(watcher: Watcher) -> None:
+    watcher.handle(events.FromRank(Failed(RAISED)), 2.0)
+    watcher.handle(events.FromCoordinator(JobEnds(3)), 2.1)
+    line, killed = watcher.handle(events.Due("grace"), 7.1)
+    assert isinstance(line, events.PrintLine)
+    assert "cleanup took longer than 5 s" in line.text
+    assert killed == events.SignalRank(signal.SIGKILL)
+
+
+def test_the_job_is_over_while_descendants_still_end(watcher: Watcher) -> None:
+    """Those of a rank that had finished before: the coordinator does not wait for them."""
+    watcher.handle(events.RankGone(0), 2.0)
+    watcher.handle(END_OF_OUTPUT, 2.0)
+    assert AgentCommand.END_DESCENDANTS in watcher.handle(events.FromCoordinator(JobEnds(1)), 2.1)
+    assert watcher.handle(events.FromCoordinator(JobOver(1)), 2.2) == []
+    watcher.handle(events.DescendantsGone(), 2.3)
+    assert watcher.handle(END_OF_OUTPUT, 2.4) == [events.Exit(1)]
+
+
+def test_a_rank_is_killed_with_a_job_that_is_over(watcher: Watcher) -> None:
+    watcher.handle(events.FromCoordinator(JobEnds(1)), 2.0)
+    assert watcher.handle(events.FromCoordinator(JobOver(1)), 9.1) == [
+        events.SignalRank(signal.SIGKILL), events.Exit(1)]
+
+
+# In order
+
+
+def test_an_end_in_order(watcher: Watcher) -> None:
+    assert to_coordinator(watcher.handle(events.FromRank(ScriptEnded(3)), 2.0)) == [ScriptEnded(3)]
+    finished = AllFinished(3, complete=True)
+    assert to_rank(watcher.handle(events.FromCoordinator(finished), 2.1)) == [finished]
+    watcher.handle(events.FromRank(Leave(75)), 2.2)
+    watcher.handle(events.RankGone(75 << 8), 2.3)
+    assert to_coordinator(watcher.handle(END_OF_OUTPUT, 2.3)) == [RankEnded(75)]
+    assert watcher.handle(events.FromCoordinator(JobOver(75)), 2.4) == [events.Exit(75)]
+
+
+def test_a_rank_that_vanishes_counts_as_finished(watcher: Watcher) -> None:
+    assert to_coordinator(watcher.handle(events.RankGone(0), 2.0)) == [ScriptEnded(vanished=True)]
+    assert watcher.phase == Leaving(0)
+
+
+def test_a_connection_that_closes_is_no_end_yet(watcher: Watcher) -> None:
+    """The kernel closes it before the agent can learn that its rank was killed."""
+    assert watcher.handle(events.RankClosed(), 2.0) == [events.SetTimer("closed", CLOSED_TIMEOUT_S)]
+    dead = watcher.handle(events.RankGone(signal.SIGKILL), 2.001)
+    assert events.CancelTimer("closed") in dead
+    assert [type(message) for message in to_coordinator(dead)] == [Failed]
+
+
+def test_a_rank_that_lives_on_without_its_connection_counts_as_finished(watcher: Watcher) -> None:
+    watcher.handle(events.RankClosed(), 2.0)
+    assert to_coordinator(watcher.handle(events.Due("closed"), 3.0)) == [ScriptEnded(vanished=True)]
     assert watcher.phase == Working()
-    failed = LOST._replace(kind=kind)
-    decision = EndDecision(RootCause(failed), 3, True)
-    actions = watcher.handle(events.FromRank(Failed(failed)), 3.0)
-    assert to_rank(actions) == ([] if waits else [decision])
-    assert (events.SetTimer("decision", LAUNCHER_KILL_TIMEOUT_S) in actions) == waits
-    if waits:
-        assert to_rank(watcher.handle(events.Due("decision"), 5.0)) == [decision]
 
 
-@pytest.mark.parametrize(("number", "told"), [(signal.SIGSEGV, True), (signal.SIGKILL, False)])
-def test_without_a_coordinator_a_crash_is_reported_and_what_a_launcher_may_have_done_is_not(
-    number: int, told: bool, watcher: Watcher
+def test_a_rank_that_crashes_after_it_has_left(watcher: Watcher) -> None:
+    watcher.handle(events.FromRank(Leave(0)), 2.0)
+    (failed,) = to_coordinator(watcher.handle(events.RankGone(signal.SIGSEGV), 2.1))
+    assert isinstance(failed, Failed)
+    assert failed.report.cause.endswith(", while it ended after the script")
+
+
+def test_a_rank_that_has_left_may_end_by_itself_in_a_job_that_fails(watcher: Watcher) -> None:
+    watcher.handle(events.FromRank(Leave(0)), 2.0)
+    ending = watcher.handle(events.FromCoordinator(JobEnds(139)), 2.1)
+    assert AgentCommand.REQUEST_END not in ending
+    assert events.SetTimer("grace", GRACE_S) in ending
+
+
+# Without a coordinator
+
+
+def test_a_lost_coordinator_leaves_the_launcher_time(watcher: Watcher) -> None:
+    assert watcher.handle(events.CoordinatorLost("rank 0 has gone"), 2.0) == [
+        events.PrintLine("mpiddp: rank 0 has gone; ending the ranks on n0"),
+        events.SetTimer("coordinator lost", LOST_COORDINATOR_TIMEOUT_S)]
+    assert AgentCommand.REQUEST_END in watcher.handle(events.Due("coordinator lost"), 4.0)
+    watcher.handle(events.RankGone(signal.SIGKILL), 4.1)
+    watcher.handle(events.DescendantsGone(), 4.2)
+    assert watcher.handle(END_OF_OUTPUT, 4.2) == [events.Exit(1)]
+
+
+@pytest.mark.parametrize(("report", "at_once"), [(RAISED, True), (LOST, False)])
+@pytest.mark.parametrize("lost_first", [True, False])
+def test_without_a_coordinator_an_own_failure_is_printed_and_others_await_the_launcher(
+    report: Report, at_once: bool, lost_first: bool, watcher: Watcher
 ) -> None:
-    watcher.handle(events.CoordinatorLost(), 2.0)
-    actions = watcher.handle(events.RankGone(int(number)), 3.0)
-    assert any(isinstance(action, events.PrintReason) for action in actions) == told
+    failing: list[events.AgentEvent] = [events.CoordinatorLost("lost"), events.FromRank(Failed(report))]
+    actions = [action for event in (failing if lost_first else reversed(failing))
+               for action in watcher.handle(event, 2.0)]
+    assert to_rank(actions) == ([PrintStack()] if at_once else [JobEnds(1)] if lost_first else [])
+    if at_once:
+        assert printed(watcher.handle(events.FromRank(StackPrinted("")), 2.1)) == [RootCause(report)]
+        assert to_rank(watcher.handle(events.Printed(), 2.1)) == [JobEnds(3)]
 
 
-def test_a_rank_whose_report_crosses_the_jobs_end_is_told_to_end(watcher: Watcher) -> None:
-    watcher.handle(events.FromCoordinator(JobEnds(7, abort=False)), 2.0)
-    assert to_rank(watcher.handle(events.FromRank(Failed(LOST)), 2.1)) == [EndDecision(None, 7, False)]
-    assert to_rank(watcher.handle(events.FromCoordinator(JobEnds(7, abort=True)), 2.2)) == [EndRank(7)]
+def test_a_coordinator_that_does_not_answer_is_lost(watcher: Watcher) -> None:
+    watcher.handle(events.FromRank(Failed(RAISED)), 2.0)
+    late = watcher.handle(events.Due("decision"), 2.0 + DECISION_TIMEOUT_S)
+    assert printed(late) == [f"mpiddp: no answer within {DECISION_TIMEOUT_S:g} s; ending the ranks on n0"]
+    assert to_rank(late) == [PrintStack()]
+    assert printed(watcher.handle(events.FromRank(StackPrinted("")), 10.1)) == [RootCause(RAISED)]
+    assert watcher.handle(events.FromCoordinator(PrintReason(RootCause(RAISED))), 10.2) == []  # it is printed
+
+
+def test_a_coordinator_that_cannot_be_reached_from_the_start() -> None:
+    watcher = Watcher(WATCHED, 0.0)
+    watcher.handle(JOINS, 1.0)
+    lost = watcher.handle(events.CoordinatorLost("refused"), 2.0)
+    assert printed(lost) == [message("launch/no_coordinator", rank=1, host="n0", error="refused")]
+    assert to_rank(lost) == [JobEnds(EXIT_CANNOT_START)]
+
+
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_a_coordinator_that_is_lost_when_the_rank_has_ended(has_failed: bool, watcher: Watcher) -> None:
+    """What the rank has started is still ended first."""
+    if has_failed:
+        watcher.handle(events.FromCoordinator(JobEnds(7)), 2.0)
+    watcher.handle(events.RankGone(0), 2.1)
+    assert watcher.handle(events.CoordinatorLost("lost"), 2.2) == []
+    if has_failed:
+        watcher.handle(events.DescendantsGone(), 2.3)
+    assert watcher.handle(END_OF_OUTPUT, 2.3) == [events.Exit(7 if has_failed else 0)]
+    assert watcher.phase == Over()
+
+
+# Signals
+
+
+@pytest.mark.parametrize("has_own_group", [True, False])
+def test_a_signal_from_outside(has_own_group: bool) -> None:
+    """Under srun it reaches the rank without the agent."""
+    watcher = join(WATCHED._replace(has_own_group=has_own_group))
+    actions = watcher.handle(events.Signalled(signal.SIGTERM), 2.0)
+    assert to_coordinator(actions) == [Signalled(signal.SIGTERM)]
+    assert (events.SignalRank(signal.SIGTERM) in actions) == has_own_group
+
+
+def test_a_rank_that_the_launcher_would_kill_after_its_signal() -> None:
+    """The agent does it before, and names the signal."""
+    watcher = join(WATCHED._replace(kill_delay_s=0.5))
+    assert events.SetTimer("launcher", 0.5) in watcher.handle(events.Signalled(signal.SIGTERM), 2.0)
+    assert watcher.handle(events.Due("launcher"), 2.5) == [events.SignalRank(signal.SIGKILL)]
+    (failed,) = to_coordinator(watcher.handle(events.RankGone(signal.SIGKILL), 2.6))
+    assert isinstance(failed, Failed)
+    assert (failed.report.signal, failed.report.status) == ("SIGTERM", 143)
+
+
+def test_a_grace_is_not_prolonged_by_a_signal() -> None:
+    watcher = join(WATCHED._replace(kill_delay_s=0.5))
+    watcher.handle(events.FromCoordinator(JobEnds(1)), 2.0)
+    actions = watcher.handle(events.Signalled(signal.SIGTERM), 2.1)
+    assert not any(isinstance(action, events.SetTimer) and action.name == "grace" for action in actions)
+    assert watcher.phase == Ending(1)
+
+
+# The start
+
+
+def test_a_registration_is_done_when_the_coordinator_has_admitted_the_rank() -> None:
+    watcher = Watcher(WATCHED, 0.0)
+    assert to_rank(watcher.handle(JOINS, 1.0)) == []
+    assert to_rank(watcher.handle(events.FromCoordinator(Admitted()), 1.1)) == [RegistrationDone()]
 
 
 @pytest.mark.parametrize(("stage", "by_srun", "helps"), [
@@ -137,138 +349,49 @@ def test_a_crash_that_slurms_fences_may_have_caused(stage: str, by_srun: bool, h
     start = StartupTimeout(WATCHED._replace(by_srun=by_srun), 0.0)
     start.begin_stage(stage)
     crash = message("launch/killed_by_signal", signal="SIGSEGV", description="Segmentation fault")
-    (printed,) = start.report_death(crash)
-    assert isinstance(printed, events.PrintLine)
-    death, *advice = printed.text.splitlines()
+    (line,) = start.report_death(crash)
+    assert isinstance(line, events.PrintLine)
+    death, *advice = line.text.splitlines()
     assert death == message("launch/startup_death", rank=1, host="n0", cause=crash, stage=stage)
     assert advice == [message("launch/pmix_fence_advice")] * helps
+
+
+def test_a_rank_that_dies_before_it_has_joined() -> None:
+    """Nobody but its agent knows; other nodes' agents may print theirs meanwhile."""
+    watcher = Watcher(WATCHED, 0.0)
+    dead = watcher.handle(events.RankGone(signal.SIGSEGV), 1.0)
+    assert len(printed(dead)) == 1
+    assert events.SetTimer("cancel", REPORTS_SPREAD_S) in dead
+    assert watcher.handle(events.Due("cancel"), 2.0) == [AgentCommand.CANCEL_STEP, events.Exit(139)]
+
+
+def test_a_rank_that_has_said_why_it_cannot_start() -> None:
+    watcher = Watcher(WATCHED, 0.0)
+    watcher.handle(events.FromRank(LocallyHandled()), 1.0)
+    assert watcher.handle(events.RankGone(3 << 8), 1.1)[-1] == events.Exit(3)
+
+
+def test_a_start_that_takes_too_long() -> None:
+    watcher = join()
+    watcher.handle(events.FromRank(Stage("process group")), 1.2)
+    actions = watcher.handle(events.Due("start"), 80.0)
+    assert printed(actions) == ["mpiddp: ending rank 1 on n0: still in process group 80 s after its start"]
+    assert events.SetTimer("kill", KILL_DELAY_S) in actions
+    (failed,) = to_coordinator(actions)
+    assert isinstance(failed, Failed)
+    assert failed.report.status == EXIT_CANNOT_START
+    assert watcher.handle(events.Due("kill"), 81.0) == [events.SignalRank(signal.SIGKILL)]
 
 
 def test_a_rank_tells_its_stage_only_when_it_is_late() -> None:
     watcher = Watcher(WATCHED, 0.0)
     watcher.handle(events.FromRank(Stage("agents meet")), 1.0)
-    joined = watcher.handle(events.FromRank(RegisterRank(member(1), "127.0.0.1", 1, "token")), 1.0)
-    assert events.SetTimer("late", LATE_S) in joined
-    assert events.ToCoordinator(Stage("process group")) not in watcher.handle(
-        events.FromRank(Stage("process group")), 2.0)
+    assert events.SetTimer("late", LATE_S) in watcher.handle(JOINS, 1.0)
+    assert to_coordinator(watcher.handle(events.FromRank(Stage("process group")), 2.0)) == []
     assert watcher.handle(events.Due("late"), 11.0) == [events.ToCoordinator(Stage("process group"))]
     begun = watcher.handle(events.FromRank(Stage("")), 12.0)
-    assert events.ToCoordinator(Stage("")) in begun
+    assert to_coordinator(begun) == [Stage("")]
     assert events.CancelTimer("late") in begun
-
-
-def test_late_ranks_are_named_until_the_script_begins() -> None:
-    coordinator = Coordinator(WATCHED._replace(name="rank 0 on n0"), 0.0)
-    coordinator.handle(events.OwnRankJoined(0, member(0, world_size=9)), 1.0)
-    for rank in range(1, 8):
-        coordinator.handle(events.PeerGreeted(rank, Hello(rank, f"n{rank}", 77, "1")), 1.0)
-    assert coordinator.handle(events.FromPeer(0, Stage("process group")), 11.0) == [
-        events.SetTimer("late", LATE_SPREAD_S)]
-    for rank in (1, 2, 3, 7):
-        stage = "agents meet" if rank == 7 else "process group"
-        assert coordinator.handle(events.FromPeer(rank, Stage(stage)), 11.0) == []
-    assert coordinator.handle(events.Due("late"), 12.0) == [
-        events.PrintLine(message(
-            "launch/script_awaits_ranks", seconds=12,
-            ranks="ranks 0-3 (process group); rank 7 on n7 (agents meet); rank 8 (not joined)")),
-        events.SetTimer("late", 2 * LATE_S)]
-    for rank in (1, 2, 3, 7):
-        coordinator.handle(events.FromPeer(rank, Stage("")), 20.0)
-    coordinator.handle(events.PeerGreeted(8, Hello(8, "n8", 77, "1")), 20.0)
-    assert coordinator.handle(events.Due("late"), 32.0) == [
-        events.PrintLine(message("launch/script_awaits_ranks", seconds=32, ranks="rank 0 on n0 (process group)")),
-        events.SetTimer("late", 4 * LATE_S)]
-    coordinator.handle(events.FromPeer(0, Stage("")), 33.0)
-    assert coordinator.handle(events.Due("late"), 72.0) == []
-
-
-def test_a_reason_that_nobody_tells_is_told_by_the_coordinator() -> None:
-    """The rank that failed first has its decision, and its node is lost before it prints it."""
-    coordinator = Coordinator(WATCHED._replace(name="rank 0 on n0"), 0.0)
-    coordinator.handle(events.OwnRankJoined(0, member(0)), 1.0)
-    coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", 77, "1")), 1.0)
-    coordinator.handle(events.FromPeer(1, Failed(report(1))), 2.0)
-    ruled = coordinator.handle(events.Due("select"), 2.1)
-    assert events.ToPeer(1, EndDecision(RootCause(report(1)), 1, True)) in ruled
-    gone = coordinator.handle(events.OwnRankEnded(in_order=False), 3.0)
-    assert events.SetTimer("unprinted", FINAL_PRINT_TIMEOUT_S) in gone
-    assert coordinator.has_unprinted_verdict
-    told = coordinator.handle(events.Due("unprinted"), 4.0)
-    assert [action.verdict.first for action in told if isinstance(action, events.PrintReason)] == [report(1)]
-    assert not coordinator.has_unprinted_verdict
-
-
-def test_a_reason_whose_teller_is_lost_is_told_by_the_coordinator() -> None:
-    """An agent that was about to print it may not have."""
-    coordinator = Coordinator(WATCHED, 0.0)
-    coordinator.handle(events.OwnRankJoined(0, member(0)), 1.0)
-    coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", 77, "1")), 1.0)
-    coordinator.handle(events.FromPeer(1, Failed(report(1), gone=True)), 2.0)
-    coordinator.handle(events.Due("select"), 2.1)
-    coordinator.handle(events.FromPeer(1, ReasonPrinted(done=False)), 2.2)
-    lost = coordinator.handle(events.PeerLost(1), 2.25)
-    assert [action.verdict.first for action in lost if isinstance(action, events.PrintReason)] == [report(1)]
-
-
-@pytest.mark.parametrize("done", [True, False])
-def test_a_reason_that_was_told_is_not_told_again(done: bool) -> None:
-    """Nor one that is just being told by another, whose word comes yet: only then do the others not end yet."""
-    coordinator = Coordinator(WATCHED, 0.0)
-    coordinator.handle(events.OwnRankJoined(0, member(0)), 1.0)
-    coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", 77, "1")), 1.0)
-    coordinator.handle(events.FromPeer(1, Failed(report(1))), 2.0)
-    coordinator.handle(events.Due("select"), 2.1)
-    answer = coordinator.handle(events.FromPeer(1, ReasonPrinted(done)), 2.2)
-    assert any(isinstance(action, events.ToPeer) and isinstance(action.message, JobEnds) for action in answer) == done
-    for event in (events.OwnRankEnded(in_order=False), events.Due("unprinted"), *[events.PeerLost(1)] * done):
-        assert not any(isinstance(action, events.PrintReason) for action in coordinator.handle(event, 3.0))
-
-
-def test_a_rank_whose_agent_is_killed_hears_again_what_that_may_have_heard() -> None:
-    """And another agent of its node watches the processes there, in the place of the one that did."""
-    coordinator = Coordinator(WATCHED, 0.0)
-    coordinator.handle(events.OwnRankJoined(0, member(0, world_size=4)), 1.0)
-    for rank in (1, 2, 3):
-        coordinator.handle(events.PeerGreeted(rank, Hello(rank, "n1", 70 + rank, "1")), 1.0)
-    assert coordinator.handle(events.FromPeer(1, AgentLost()), 2.0) == [
-        events.ToPeer(2, WatchPeerProcess(rank, 70 + rank)) for rank in (1, 2, 3)]
-    assert coordinator.handle(events.FromPeer(3, AgentLost()), 2.0) == []
-    coordinator.handle(events.FromPeer(3, Failed(report(3))), 3.0)
-    decision = events.ToPeer(3, EndDecision(RootCause(report(3)), 1, True))
-    assert decision in coordinator.handle(events.Due("select"), 3.2)
-    assert coordinator.handle(events.FromPeer(3, AgentLost()), 3.3) == [decision]
-    coordinator.handle(events.FromPeer(3, ReasonPrinted()), 3.4)
-    assert coordinator.handle(events.FromPeer(1, AgentLost()), 3.5) == [events.ToPeer(1, JobEnds(1, False))]
-
-
-def test_an_unwatched_rank_that_is_gone_is_named() -> None:
-    coordinator = Coordinator(WATCHED, 0.0)
-    coordinator.handle(events.OwnRankJoined(0, member(0)), 1.0)
-    coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", 77, "1")), 1.0)
-    coordinator.handle(events.FromPeer(1, AgentLost()), 2.0)
-    coordinator.handle(events.PeerLost(1), 3.0)
-    (report,) = coordinator.evidence.reports
-    assert (report.rank, report.cause) == (1, message("launch/ended_without_agent"))
-
-
-@pytest.mark.parametrize(("pid", "error", "cause", "status"), [
-    (77, "", message("launch/ended_with_agent", companion="agent"), 137),
-    (1, "", message("launch/ended_with_agent", companion="container"), 137),
-    (77, "No route to host", message("launch/node_unreachable", error="No route to host"), 1)])
-def test_a_rank_that_is_gone_with_its_agent_is_named(pid: int, error: str, cause: str, status: int) -> None:
-    coordinator = Coordinator(WATCHED, 0.0)
-    coordinator.handle(events.OwnRankJoined(0, member(0)), 1.0)
-    coordinator.handle(events.PeerGreeted(1, Hello(1, "n1", pid, "1")), 1.0)
-    coordinator.handle(events.PeerLost(1, error), 3.0)
-    assert coordinator.evidence.reports == [Report(1, "n1", ReportKind.UNREACHABLE, cause, status)]
-
-
-@pytest.mark.parametrize("closed", [True, False])
-def test_ranks_that_a_launcher_does_not_end_after_rank_0_are_ended(watcher: Watcher, closed: bool) -> None:
-    watcher.handle(events.Rank0Lost(closed), 2.0)
-    name = "launch/rank_0_ended" if closed else "launch/rank_0_unreachable"
-    printed, *_ = watcher.handle(events.Due("rank 0 lost"), 4.0)
-    assert printed == events.PrintLine(message(name, host="n0"))
 
 
 def test_a_wait_in_mpi_init_is_reported_however_late_it_begins() -> None:
@@ -283,8 +406,9 @@ def test_a_wait_in_mpi_init_is_reported_however_late_it_begins() -> None:
 
 def test_a_step_daemon_that_is_killed_while_the_job_starts_ends_the_rank() -> None:
     watcher = Watcher(WATCHED, 0.0)
+    watcher.take_actions()
     watcher.handle(events.FromRank(Stage("MPI_Init")), 1.0)
-    printed, *others = watcher.handle(events.StepDaemonGone(), 2.0)
-    assert printed == events.PrintLine(message("launch/startup_death", rank=1, host="n0", stage="MPI_Init",
-                                               cause=message("launch/step_daemon_killed")))
-    assert events.WatcherCommand.TERMINATE in others
+    line, *others = watcher.handle(events.StepDaemonGone(), 2.0)
+    assert line == events.PrintLine(message("launch/startup_death", rank=1, host="n0", stage="MPI_Init",
+                                            cause=message("launch/step_daemon_killed")))
+    assert others == [events.SignalRank(signal.SIGTERM), events.SetTimer("kill", KILL_DELAY_S)]

@@ -215,12 +215,12 @@ def leave_to_agent(*_: object) -> None:
 
 def list_sockets() -> set[int]:
     """Return the descriptors of this process's sockets."""
-    found = set()
+    sockets = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                found.add(int(name))
-    return found
+                sockets.add(int(name))
+    return sockets
 
 
 def holding_new_sockets(client: AgentClient | NoAgent) -> Callable[[], None]:

@@ -267,9 +267,8 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
     def _send(self, peer: Peer, message: CoordinatorToAgent) -> None:
         self._do(events.ToPeer(peer.link, message))
 
-    def _send_all(self, message: CoordinatorToAgent) -> None:
-        for peer in self.peers.by_link.values():
-            self._send(peer, message)
+    def _send_all(self, message: CoordinatorToAgent, but: Peer | None = None) -> None:
+        self._do(events.ToPeers([link for link, peer in self.peers.by_link.items() if peer is not but], message))
 
     def _take_snapshot(self) -> None:
         if not self._activity.is_pending:
@@ -459,8 +458,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
                 self._do(CoordinatorCommand.CANCEL_STEP)
             aborting = self._aborting
             if aborting is not None and aborting.rank in self.peers.by_rank:
-                for peer in self.peers.by_link.values():
-                    self._send(peer, protocol.JobOver(status, aborts=True) if peer is not aborting else
-                               protocol.Abort(status))
+                self._send_all(protocol.JobOver(status, aborts=True), but=aborting)
+                self._send(aborting, protocol.Abort(status))
             else:
                 self._send_all(protocol.JobOver(status))

@@ -160,6 +160,9 @@ class CoordinatorServer:
         match action:
             case events.ToPeer(link, message):
                 self._send(link, message)
+            case events.ToPeers(links, message):
+                for link in sorted(links, key=OWN_LINK.__eq__):  # last, see handle()
+                    self._send(link, message)
             case events.CloseConnection(link):
                 if link in self._channels:
                     self._close(link)
@@ -316,5 +319,10 @@ def make_file(path: str) -> None:
 
 
 def is_for_own_watcher(action: events.CoordinatorAction) -> bool:
-    """Return whether an action is a message to this process's own watcher."""
-    return isinstance(action, events.ToPeer) and action.link == OWN_LINK
+    """Return whether an action has a message to this process's own watcher."""
+    match action:
+        case events.ToPeer(link):
+            return link == OWN_LINK
+        case events.ToPeers(links):
+            return OWN_LINK in links
+    return False

@@ -303,6 +303,13 @@ class ToPeer(Record):
     message: protocol.CoordinatorToAgent
 
 
+class ToPeers(Record):
+    """Send a message over several connections."""
+
+    links: list[int]
+    message: protocol.CoordinatorToAgent
+
+
 class CloseConnection(Record):
     """Close a connection."""
 
@@ -314,5 +321,5 @@ AgentAction = (
     | SignalRank | KillGroup | Exit | AgentCommand
 )
 CoordinatorAction = (
-    SetTimer | PrintLine | PrintOwnReport | ToPeer | CloseConnection | CoordinatorCommand
+    SetTimer | PrintLine | PrintOwnReport | ToPeer | ToPeers | CloseConnection | CoordinatorCommand
 )

@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from ..base.errors import assert_never
+from ..base.process import set_process_title
 from ..base.stderr import set_writer, write_all, write_line
 from ..base.text import fold_hosts, truncate_middle
 from ..discovery.process import WatchedProcess
@@ -28,6 +29,7 @@ from ..output import index
 from ..output.forwarder import RankOutput
 from ..output.protocol import ForwardConfig, OutputConfigured, ShowText
 from ..output.writer import WriterThread
+from ..systems.statuses import wait_status_to_shell
 from ..where import progress
 from ..where.protocol import END, InspectFds, SampleRequest, ThreadsRequest
 from . import events, protocol
@@ -286,9 +288,10 @@ class Agent:
                 assert_never(request)
 
     def _warm_up(self) -> None:
-        """Import now what a sample needs: a later import could hang on a dead file system."""
+        """Set the title, and import now what a sample needs: a later import could hang on a dead file system."""
         self._segments |= mapped_segments(self._rank.pid)
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: imported again when needed
+            set_process_title(f"mpiddp: agent of {self._watched.name}")
             import_module("mpiddp.where.sampler")
 
     def _observe_rank(self, request: protocol.QueryStopped | SampleRequest | ThreadsRequest, ended: bool) -> None:
@@ -332,7 +335,7 @@ class Agent:
         if self._connections.server is not None:
             self._connections.server.close()
         if self._watcher.member is not None and self._watcher.member.log.ranks_file:
-            own = index.shell_status(self._wait_status)
+            own = None if self._wait_status is None else wait_status_to_shell(self._wait_status)
             self._tasks.run(partial(index.update_record, self._watcher.member.log, own, overwrite=False))
         self._tasks.finish(FINAL_TASKS_TIMEOUT_S)
         self._lines.wait(FINAL_TASKS_TIMEOUT_S)

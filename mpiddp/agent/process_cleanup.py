@@ -60,7 +60,8 @@ def remove_unmapped(segments: Collection[Segment]) -> None:
 def end_descendants(rank: int) -> None:
     """End all that the rank, process `rank`, has started, when it has ended or has nothing more to do.
 
-    It gets SIGTERM, and SIGKILL after a while. The agent itself reaps its children.
+    It gets SIGTERM, and SIGKILL after a while. The agent itself reaps its children. A job that the rank has submitted,
+    or what a daemon of the node has started for it, is no descendant, and goes on.
     """
     import psutil
 

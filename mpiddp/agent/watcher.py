@@ -349,7 +349,10 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
     @property
     def _start_status(self) -> int:
         """The agent's status if its rank has not joined the job."""
-        return EXIT_CANNOT_START if self.startup.timed_out else wait_status_to_shell(self._wait_status)
+        is_hidden = self._is_explained and not self._wait_status  # by a program that runs ours
+        if self.startup.timed_out or is_hidden:
+            return EXIT_CANNOT_START
+        return wait_status_to_shell(self._wait_status)
 
     def _finish(self, status: int) -> None:
         """Forward the rest of the output of the rank, which has ended with a status."""

@@ -1,4 +1,4 @@
-"""Agree on where the ranks' output goes: log files, their index, and the relays that fold it."""
+"""Agree on where the ranks' output goes: log files, their index, and the agents that fold it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .rollcall import Rendezvous
 LOOPBACK_ADDRESSES = ("127.0.0.1", "::1")
 
 
-class RelayOffer(NamedTuple):
-    """A rank's position, and where its relay listens for others; port 0 if it does not."""
+class FoldingOffer(NamedTuple):
+    """A rank's position, and where its agent will listen for others; port 0 if it does not."""
 
     place: RankPosition
     address: str = ""
@@ -33,7 +33,7 @@ class RelayOffer(NamedTuple):
 
 
 class FoldingShare(NamedTuple):
-    """A rank's part in folding, and a descriptor that listens for other ranks' relays, -1 for none."""
+    """A rank's part in folding, and a descriptor that listens for other ranks' agents, -1 for none."""
 
     folding: AggregationConfig
     listener: int
@@ -42,7 +42,7 @@ class FoldingShare(NamedTuple):
 def join_folding(
     rendezvous: Rendezvous, place: RankPosition, endpoint: Endpoint, config: LaunchConfig
 ) -> FoldingShare:
-    """Make each node's relays connect to local rank 0's, and these to rank 0's; return this rank's part. Collective.
+    """Make each node's agents connect to local rank 0's, and these to rank 0's; return this rank's part. Collective.
 
     Raises LaunchError `port-taken`.
     """
@@ -53,11 +53,11 @@ def join_folding(
             listener = listen(endpoint.address, port)
     elif place.local_rank == 0:
         listener = listen_on_loopback()
-    offer = RelayOffer(place)
+    offer = FoldingOffer(place)
     if listener is not None:
-        offer = RelayOffer(place, *listener.getsockname()[:2])
+        offer = FoldingOffer(place, *listener.getsockname()[:2])
     folding = rendezvous.exchange(
-        "connecting output relays", offer, lambda offers: plan_folding(offers, endpoint.watch_token, config))
+        "planning the folding of output", offer, lambda offers: plan_folding(offers, endpoint.watch_token, config))
     if listener is not None and folding.gathers:
         return FoldingShare(folding, listener.detach())
     if listener is not None:
@@ -73,7 +73,7 @@ def listen_on_loopback() -> socket.socket:
         return listen(LOOPBACK_ADDRESSES[1], 0)
 
 
-def plan_folding(offers: Sequence[RelayOffer], token: str, config: LaunchConfig) -> list[AggregationConfig]:
+def plan_folding(offers: Sequence[FoldingOffer], token: str, config: LaunchConfig) -> list[AggregationConfig]:
     """Return each rank's part: rank 0 gathers all, local rank 0 of each node the node's ranks."""
     leaders = {offer.place.node_rank: offer for offer in offers if offer.place.local_rank == 0}
     node_ranks: dict[int, int] = {}  # of each node, as bits

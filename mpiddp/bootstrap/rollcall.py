@@ -8,7 +8,6 @@ a message stays in MPI until it is received, before it does anything else, such 
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,7 +19,6 @@ from ..base.polling import poll_until
 from ..base.stderr import write_line
 from ..base.text import join_names
 from ..base.timeline import WAIT_PREFIX, begin_stage
-from ..discovery.runtime import hostname, read_pid_namespace
 from ..failure.root_cause import EXIT_TIMEOUT_WORDS
 
 if TYPE_CHECKING:
@@ -143,15 +141,6 @@ class Rendezvous:
             remind, REMIND_END_AFTER_S,
         )
         return largest
-
-    def list_local_processes(self) -> list[int]:
-        """Return the process ids of the ranks in this host's process namespace. Collective, of ranks that are ready."""
-        here = hostname(), read_pid_namespace()
-        return [pid for place, pid in self.comm.allgather((here, os.getpid())) if place == here]
-
-    def gather_true(self, is_true: bool) -> list[int]:
-        """Return on rank 0 the ranks that call this with True, elsewhere none. Collective, of ranks that are ready."""
-        return [rank for rank, flag in enumerate(self.comm.gather(is_true) or ()) if flag]
 
     def close(self) -> None:
         """Free the communicator. Collective."""

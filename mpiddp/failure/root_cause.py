@@ -187,13 +187,13 @@ class Case(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What was `seen`, what is `said` of it, and the function that finds out.
+    """What is `observed`, what is `said` of it, and the function that finds out.
 
     It returns the root cause, WAIT for more reports, or None for the next rule. To wait must be cheap: the rules are
     applied to each new report.
     """
 
-    seen: str
+    observed: str
     said: str
     conclude: Callable[[Case], RootCause | Wait | None]
 

@@ -290,7 +290,7 @@ class Connector:
 def enable_keepalive(connection: socket.socket, may_stall: bool = False) -> None:
     """Make the kernels probe the connection from time to time, without waking a process.
 
-    With `may_stall` the peer may read nothing for a long time, as a relay whose terminal is stopped: TCP_USER_TIMEOUT
+    With `may_stall` the peer may read nothing for a long time, as an agent that is stopped: TCP_USER_TIMEOUT
     would end the connection, although the peer's kernel answers (tcp_probe_timer() in Linux).
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -186,7 +186,7 @@ def parse_prefix(text: str) -> str:
         return DEFAULT_PREFIX if text.lower() in TRUE else ""
     from datetime import datetime  # seldom needed
 
-    try:  # as the rank and its output relay do
+    try:  # as the rank and its agent do
         fill_fields(text, {"rank": 0, "local_rank": 0, "host": ""}).format(time=datetime.now().astimezone())
     except Exception as error:
         why = f"unknown field {error}" if isinstance(error, KeyError) else error

@@ -180,8 +180,7 @@ FLAGS = {
     "no-agent": "run the script in the launcher's own process, for a debugger or profiler that needs that: no reports, "
                 "where, logs, prefix or --show; an uncaught exception ends the job by MPI_Abort",
     "stage-keep": "with --stage, keep the staged files on the nodes for the next job",
-    "stall-abort": "end the job if no rank has made progress for --stall seconds; --error-file then has status 124, "
-                   "but most launchers return 137",
+    "stall-abort": "end the job, with status 124, if no rank has made progress for --stall seconds",
     "quiet": "do not print the start line and the map",
     "allow-idle-gpus": "allow a single rank on a node with several GPUs, for a script that uses all in one process",
     "share-gpus": "let several ranks share a GPU, with gloo",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .upstream import Upstream
 
 NODE_WINDOW_SHARE = 0.25  # of the window, to merge a node's lines: rank 0's node then waits for the other nodes
-DRAIN_TIMEOUT_S, NODE_DRAIN_TIMEOUT_S = 0.6, 0.3  # for all relays, or those of one node, to send their output
+DRAIN_TIMEOUT_S, NODE_DRAIN_TIMEOUT_S = 0.6, 0.3  # for all sources, or those of one node, to send their output
 CLOSE_TIMEOUT_S = 2.0  # for the other ranks to end after this one
 BAR_UPDATE_INTERVAL_S = 0.2
 
@@ -62,7 +62,7 @@ class Aggregator:
         self, loop: EventLoop, folding: AggregationConfig, listener: int, sink: TerminalRenderer | Upstream,
         update_own: Callable[[], None],
     ) -> None:
-        """Accept other relays on the descriptor `listener`; `update_own` is called when has_room() may have changed."""
+        """Accept other agents on the descriptor `listener`; `update_own` is called when has_room() may have changed."""
         self._loop, self._sink, self._update_own = loop, sink, update_own
         self._expected = int(folding.expected, 16)  # ranks that may still send output
         self._own_bit = 1 << folding.rank
@@ -115,7 +115,7 @@ class Aggregator:
         self._close_if_done()
 
     def abandon(self) -> None:
-        """Disconnect the other relays; they then show their output themselves."""
+        """Disconnect the other agents; they then show their output themselves."""
         for name in ("window", "bars", "drain", "close"):
             self._loop.cancel_timers(name)
         self._listener.close()
@@ -126,7 +126,7 @@ class Aggregator:
         self._call_after_drain()
 
     def _admit(self, connection: socket.socket) -> None:
-        """Accept the authenticated connection of another relay."""
+        """Accept the authenticated connection of another agent."""
         enable_keepalive(connection, may_stall=True)
         self._last_source += 1
         key = self._last_source
@@ -224,7 +224,7 @@ class Aggregator:
             self._sources[source].connection.send(Accepted(size))
 
     def _disconnect(self, key: int) -> None:
-        """Remove a relay that has ended."""
+        """Remove a source that has ended."""
         ranks = self._sources.pop(key).ranks
         for stream in (1, 2):
             if (key, stream) in self._splitters:
@@ -246,7 +246,7 @@ class Aggregator:
         self._close_if_done()
 
     def _end_drain_if_done(self) -> None:
-        """End a drain once all relays have sent their output, including those that had not connected yet."""
+        """End a drain once all sources have sent their output, including those that had not connected yet."""
         missing = self._expected & ~self._own_bit
         for source in self._sources.values():
             missing &= ~source.ranks

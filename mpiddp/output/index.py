@@ -16,15 +16,12 @@ from functools import partial
 from ..base.files import find_risk, open_checked, open_for_writing
 from ..base.ranks import LogPlan
 from ..base.stderr import write_all
-from ..base.timeouts import run_briefly
-from ..systems.statuses import signal_status
 
 INDEX_NAME = "ranks.json"
 RECORD_BYTES = 512  # 2,000 ranks make 1 MB
 # The bytes of each value but the last, and the key after it; the values: null, 255; null, true; null, 2**63.
 FIELDS = ((4, b', "first": '), (4, b', "lost": '), (20, b', "last": '))
 END = b"},\n"
-UPDATE_TIMEOUT_S = 0.5
 TAIL_BYTES = 4096  # of the output, in which the last line is searched
 REPORT = "mpiddp: failed: "  # the first words of failure/report.py's report
 LINE_END = re.compile(r"[\r\n]+")
@@ -114,17 +111,3 @@ def format_last_line(tail: bytes, max_bytes: int) -> bytes:
             break
         encoded += piece
     return b'"%b"' % encoded
-
-
-def try_update_record(log: LogPlan, status: int | None = None, overwrite: bool = True, is_first: bool = False,
-                      lost: int | None = None) -> None:
-    """Update a rank's record as update_record() does, but wait at most UPDATE_TIMEOUT_S for the file system."""
-    if log.ranks_file:
-        run_briefly(lambda: update_record(log, status, lost, overwrite=overwrite, is_first=is_first), UPDATE_TIMEOUT_S)
-
-
-def shell_status(wait_status: int | None) -> int | None:
-    """Return the status that a shell reports for a wait status (man 2 wait): 128+N for signal N; None if unknown."""
-    if wait_status is None:
-        return None
-    return signal_status(number) if (number := wait_status & 0x7F) else wait_status >> 8

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
+from ..base.process import THREAD_BLOCKED_SIGNALS, redirect_to_devnull
 from ..base.stderr import write_line, write_some
 from ..ipc.event_loop import EventLoop
-from ..ipc.helper_process import THREAD_BLOCKED_SIGNALS, redirect_to_devnull
 
 MAX_UNWRITTEN_BYTES = 2**17  # then the rank that prints waits
 

@@ -280,7 +280,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
     if not termination.is_own_process() or job.has_left:
         return
     if job.failure is not None and not termination.has_failed:
-        termination.fail_by_exception(job.failure)
+        termination.fail_by_exception(find_failure(job.failure))
     if termination.has_failed:
         termination.abort()
         return
@@ -292,6 +292,12 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
         job.leave(job.status)
     except BaseException as error:  # a signal's handler may raise here, too
         termination.fail_by_exception(error)
+
+
+def find_failure(error: BaseException) -> BaseException:
+    """Return the error that a signal's handler has interrupted by SystemExit(0); else the error itself."""
+    is_interruption = isinstance(error, SystemExit) and not exception.find_script_status(error)
+    return error.__context__ if is_interruption and error.__context__ is not None else error
 
 
 def leave_before_exec(job: RunningJob, call: str) -> None:

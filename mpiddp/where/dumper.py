@@ -15,15 +15,12 @@ from collections.abc import Iterable
 from types import FrameType
 
 from ..base.files import file_identity
+from ..base.process import THREAD_BLOCKED_SIGNALS
 from ..base.termination import flush_files
 from ..base.text import CUT_STACK
 from ..ipc.channel import encode
 from . import progress
 from .protocol import ASK_SIGNAL, END, WHERE, Progress, StackSample
-
-# Blocked in our threads: all signals except those of a fault in the thread itself.
-THREAD_BLOCKED_SIGNALS = signal.valid_signals() - {
-    signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
 NO_READER = errno.EAGAIN, errno.EPIPE, errno.ECONNRESET, errno.EBADF  # the agent does not read, or is gone
 MAX_CALLS = 100  # the innermost ones

@@ -10,14 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from posix import fork  # as in ipc/helper_process.py
+from posix import fork  # os.fork may be a debugger's own
 
+from ..base.process import close_other_descriptors, redirect_to_devnull
 from ..base.text import truncate_middle
 from ..failure import stack
 from ..failure.root_cause import MAX_STACK_CHARS
 from ..ipc.channel import Codec, FrameReader, Unreadable
 from ..ipc.event_loop import EventLoop
-from ..ipc.helper_process import close_other_descriptors, redirect_to_devnull
 from .process_sample import (
     ProcSample,
     TcpCounter,

@@ -95,7 +95,7 @@ def by_nccl(wrapped):
         store.set("0", "identifier")
     store.get("0")
     yield
-    job.leave(None)
+    job.leave_over_mpi(None)
     job.restore()
 
 

@@ -66,8 +66,10 @@ def naps() -> None:
 
 WHAT: dict[str, Callable[[], None]] = {one.__name__: one for one in (calls, keeps, raises, sleeps, spins, naps)}
 link = socket.socket(fileno=int(sys.argv[1]))
-window = StackDumper()
+(reading, writing), (its, own) = os.pipe(), socket.socketpair()
+os.set_blocking(writing, False)
+window = StackDumper(writing, own.fileno())
 child = os.fork()
 if child:
-    socket.send_fds(link, [f"{window.write_end} {child}".encode()], [window.read_end, window.agent_socket])
+    socket.send_fds(link, [f"{writing} {child}".encode()], [reading, its.fileno()])
 WHAT[sys.argv[2]]()

@@ -1,6 +1,6 @@
 """Simulate jobs: the number of seeds, and those whose job did what it must not; or one job's whole story.
 
-tests/simulation/run --seeds 1000000 [--first SEED]
+tests/simulation/run --seeds 1000000 [--first SEED] [--ranks 10000]
 tests/simulation/run --trace SEED
 """
 
@@ -11,19 +11,21 @@ import multiprocessing
 import os
 import sys
 import time
+from functools import partial
 
-from tests.simulation.job import simulate
+from tests.simulation.job import MANY_KINDS, simulate, simulate_many
 
 BATCH = 500
 MOST_SHOWN = 20
 
 
-def failing(first: int) -> list[tuple[int, list[str]]]:
+def find_failing(first: int, batch: int, ranks: int) -> list[tuple[int, list[str]]]:
     """Return the seeds of a batch whose jobs did what they must not, and what that is."""
     failures = []
-    for seed in range(first, first + BATCH):
+    for seed in range(first, first + batch):
         try:
-            wrong = simulate(seed).violations
+            wrong = (simulate_many(MANY_KINDS[seed % len(MANY_KINDS)], ranks, seed) if ranks
+                     else simulate(seed).violations)
         except Exception as error:
             wrong = [f"{type(error).__name__}: {error}"]
         if wrong:
@@ -36,6 +38,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests/simulation/run", description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=10_000, metavar="N")
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
+    parser.add_argument("--ranks", type=int, default=0, metavar="N", help="of each job; few, as drawn, by default")
     parser.add_argument("--trace", type=int, metavar="SEED")
     options = parser.parse_args()
     if options.trace is not None:
@@ -44,7 +47,9 @@ def main() -> int:
         return bool(run.violations)
     began, wrong = time.monotonic(), []
     with multiprocessing.Pool(len(os.sched_getaffinity(0))) as pool:
-        for failures in pool.imap_unordered(failing, range(options.first, options.first + options.seeds, BATCH)):
+        batch = 1 if options.ranks else BATCH
+        firsts = range(options.first, options.first + options.seeds, batch)
+        for failures in pool.imap_unordered(partial(find_failing, batch=batch, ranks=options.ranks), firsts):
             wrong += failures
             for seed, words in failures[:MOST_SHOWN]:
                 print(f"seed {seed}: {'; '.join(words)}"[:400], flush=True)

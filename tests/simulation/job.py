@@ -23,6 +23,7 @@ EXIT_TIMEOUT_S, SNAPSHOT_S = 4.0, 2.0
 MARGIN_S = 1.5
 KINDS = ("raise", "exit", "SIGKILL", "SIGSEGV", "SIGSTOP", "agent", "node", "all ranks", "slow", "partition", "stop",
          "vanish", "late crash")
+MANY_KINDS = ("raise", "SIGKILL", "stop", "all ranks", "agent", "vanish", "late crash")
 CRASHES = {"SIGKILL": signal.SIGKILL, "SIGSEGV": signal.SIGSEGV}
 STATUSES = {"raise": 1, "exit": 7, "SIGKILL": 137, "SIGSEGV": 139, "SIGSTOP": 1, "agent": 137, "late crash": 139,
             "all ranks": 1}
@@ -71,6 +72,15 @@ def simulate(seed: int, tell: Callable[[str], object] | None = None) -> Run:
         world.schedule(fault.at_s, inject, world, fault)
     world.run(until_s=shape.script_s + 3 * LOST_LINK_S)
     return Run(shape, faults, find_violations(world), world.now)
+
+
+def simulate_many(kind: str, ranks: int, seed: int) -> list[str]:
+    """Return what must not be of a job of many ranks with one fault."""
+    random = Random(seed)
+    world = World(Shape(ranks // 8 + 1, 8, script_s=2.0, exit_timeout_s=EXIT_TIMEOUT_S), random)
+    world.schedule(1.0, inject, world, Fault(kind, random.randrange(1, ranks), 1.0))
+    world.run(until_s=3 * LOST_LINK_S)
+    return find_violations(world)
 
 
 def inject(world: World, fault: Fault) -> None:
@@ -152,6 +162,8 @@ def find_violations(world: World) -> list[str]:
                      for agent in world.agents if agent.status != 0]
         return violated + [f"printed in a job without a fault: {line}" for line in (*world.printed, *world.said)]
     violated += find_late(world)
+    if len({report.by for report in world.printed}) < len(world.printed):
+        violated.append(f"printed twice: {world.printed}")
     if world.coordinator_is_lost:
         is_named = world.printed or world.said or world.kills_s is not None or len(world.ranks) == 1
         return violated if is_named else [*violated, "nobody says that the coordinator is lost"]
@@ -171,9 +183,7 @@ def is_printable(world: World) -> bool:
     kills_s = world.kills_s
     if world.was_stopped and kills_s is not None:
         kills_s = min(kills_s, world.effects[0][0] + (world.launcher.stop_kill_s or 0.0))
-    if kills_s is None or (world.printed and world.printed[0].at_s < kills_s):
-        return True
-    return False
+    return kills_s is None or bool(world.printed and world.printed[0].at_s < kills_s)
 
 
 def has_killing_launcher(world: World) -> bool:

@@ -1,56 +1,64 @@
-"""Eleven bugs, to be planted one by one: a simulation that does not find each of them checks too little."""
+"""Bugs to be planted one by one: a simulation that does not find each of them checks too little."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from mpiddp.agent import coordinator, events, watcher
+from mpiddp.agent import coordinator, watcher
 from mpiddp.agent.coordinator import Coordinator
-from mpiddp.agent.protocol import LAUNCHER_KILL_TIMEOUT_S
 from mpiddp.agent.watcher import Watcher
 from mpiddp.failure import root_cause
-from mpiddp.failure.root_cause import FailureContext, Report, RootCause
+from mpiddp.failure.root_cause import FailureContext, Reports, RootCause
 
 
 def nothing(*_: Any) -> None:
     """Do nothing, in the place of what should be done."""
 
 
-def last_named(reports: Sequence[Report], waited_s: float, context: FailureContext) -> RootCause | None:
-    """Return the verdict, but with the report that came last."""
-    verdict = root_cause.select_root_cause(reports, waited_s, context)
-    return verdict._replace(first=reports[-1]) if verdict else None
+def last_named(reports: Reports, waited_s: float, context: FailureContext) -> RootCause | None:
+    """Return the root cause, but with the report that came last."""
+    found = root_cause.select_root_cause(reports, waited_s, context)
+    return found._replace(first=reports.all[-1]) if found else None
 
 
-def hasty(reports: Sequence[Report], waited_s: float, context: FailureContext) -> RootCause | None:
+def hasty(reports: Reports, waited_s: float, context: FailureContext) -> RootCause | None:
     """Return the first report at once, also if it looks like a consequence."""
-    return RootCause(reports[0]) if reports else None
+    return RootCause(reports.all[0])
 
 
-def give_up(self: Watcher) -> None:
-    """Take the death of rank 0's agent for that of rank 0."""
-    self._no_coordinator = True
-    self._enter(watcher.AwaitingLauncher(closed=True, report=self._undecided))
-    self._do(events.SetTimer("rank 0 lost", LAUNCHER_KILL_TIMEOUT_S))
+def never_outside(case: root_cause.Case) -> None:
+    """Take no signal for one from outside."""
+
+
+def end_alone(self: Watcher, status: int) -> None:
+    """End this agent with its rank's own status, and before the others."""
+    self._exit(status)
+
+
+def patch_rules() -> Any:
+    """Plant `never_outside`."""
+    rules = [rule._replace(conclude=never_outside) if rule.conclude is root_cause.conclude_outside else rule
+             for rule in root_cause.RULES]
+    return mock.patch.object(root_cause, "RULES", rules)
 
 
 BUGS: dict[str, Callable[[], Any]] = {
-    "nobody is told that the job ends": lambda: mock.patch.object(Coordinator, "_begin_end", nothing),
-    "a rank whose grace is over is not killed": lambda: mock.patch.object(watcher, "FINAL_EXIT_TIMEOUT_S", 1e9),
-    "a lost coordinator is not missed": lambda: mock.patch.object(Watcher, "_on_rank_0_lost", nothing),
-    "what its rank cannot tell is not told": lambda: mock.patch.object(Coordinator, "_print_if_unprinted", nothing),
+    "no rank is ended": lambda: mock.patch.object(Coordinator, "_end_ranks", nothing),
+    "no agent is ended": lambda: mock.patch.object(Coordinator, "_end_agents_if_ended", nothing),
+    "a rank whose grace is over is not killed": lambda: mock.patch.object(Watcher, "_end_rank", nothing),
+    "a lost coordinator is not missed": lambda: mock.patch.object(Watcher, "_on_coordinator_lost", nothing),
+    "what its agent cannot print is not printed": lambda: mock.patch.object(Coordinator, "_print_here", nothing),
     "the last report is taken for the first": lambda: mock.patch.object(coordinator, "select_root_cause", last_named),
     "nobody waits for a better reason": lambda: mock.patch.object(coordinator, "select_root_cause", hasty),
+    "a signal from outside is a rank's own": patch_rules,
     "an agent does not wait for the coordinator": lambda: mock.patch.object(watcher, "DECISION_TIMEOUT_S", 0.001),
-    "a rank is given up that has lost the coordinator alone": lambda: mock.patch.object(
-        Watcher, "_on_coordinator_lost", give_up),
-    "a rank that speaks for itself is taken for dead": lambda: mock.patch.object(
-        Coordinator, "_on_agent_lost", lambda coordinator, peer: coordinator._on_lost(peer, "")),
+    "an agent does not wait for the others": lambda: mock.patch.object(Watcher, "_finish", end_alone),
+    "late agents are not awaited": lambda: mock.patch.object(Coordinator, "_has_late_agents", False),
+    "a lost agent is not reported": lambda: mock.patch.object(Coordinator, "_on_lost", nothing),
     "a rank that is gone is not reported": lambda: mock.patch.object(Watcher, "_on_rank_gone", nothing),
-    "who failed second is not answered": lambda: mock.patch.object(Coordinator, "_decide_secondary", nothing),
 }
 
 

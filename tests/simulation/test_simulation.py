@@ -9,7 +9,7 @@ import pytest
 
 from tests import processes
 from tests.messages import message
-from tests.simulation.job import simulate
+from tests.simulation.job import simulate, simulate_many
 from tests.simulation.planted import BUGS, planted
 from tests.simulation.world import Shape, World
 from tests.support import ROOT, check, first_of
@@ -57,23 +57,26 @@ def fails(seed: int) -> bool:
 
 @pytest.mark.parametrize("ranks", [1000, pytest.param(10_000, marks=pytest.mark.thorough)])
 def test_the_last_of_many_ranks_raises(ranks: int) -> None:
-    """The job ends within a second of its own clock, with one report."""
-    shape = Shape(ranks // 8, 8, exits=False, by_srun=False, kills_s=0.05, grace_s=5.0, script_s=30.0, slow_s=0.02)
-    world = World(shape, Random(1))
-    world.schedule(5.0, world.ranks[-1].fail, "raise", 1)
+    """The job ends within two seconds of its own clock, with one report and one status."""
+    world = World(Shape(ranks // 8, 8), Random(1))
+    world.schedule(5.0, world.ranks[-1].fail, "raise", 7)
     world.run(until_s=100.0)
-    assert [report.verdict.first.rank for report in world.printed] == [ranks - 1]
-    assert max(rank.gone_s or 1e9 for rank in world.ranks) < 6.0
-    assert not any(agent.alive for agent in world.agents)
+    assert [report.root_cause.first.rank for report in world.printed] == [ranks - 1]
+    assert max(agent.gone_s or 1e9 for agent in world.agents) < 7.0
+    assert {agent.status for agent in world.agents} == {7}
 
 
-LONG = Shape(2, 3, exits=False, by_srun=False, kills_s=None, grace_s=5.0, script_s=1000.0, slow_s=0.02, gives_up=False)
+@pytest.mark.parametrize("kind", ["raise", "SIGKILL", "stop", "all ranks", "agent"])
+def test_orders_of_many_ranks(kind: str) -> None:
+    assert simulate_many(kind, 500, 1) == []
 
 
-@pytest.mark.parametrize("exits", [False, True])
-def test_ranks_that_wait_for_one_that_has_ended(exits: bool) -> None:
+LONG = Shape(2, 3, script_s=1000.0)
+
+
+def test_ranks_that_wait_for_one_that_has_ended() -> None:
     """That is said after ten seconds, and ends the job in time."""
-    world = World(LONG._replace(exits=exits), Random(1))
+    world = World(LONG, Random(1))
     for rank in world.ranks[1:]:
         rank.waits = True
     world.schedule(5.0, world.ranks[0].end_script)
@@ -81,10 +84,10 @@ def test_ranks_that_wait_for_one_that_has_ended(exits: bool) -> None:
     assert world.said == [message("launch/finished_rank_awaited", cause="others wait in vain", limit="300 s")]
     assert all(rank.alive for rank in world.ranks)
     world.run(until_s=400.0)
-    assert [report.verdict.first.cause for report in world.printed] == ["others wait in vain"]
-    assert len(world.said) == 1
+    assert [report.root_cause.first.cause for report in world.printed] == ["others wait in vain"]
+    assert [line for line in world.said[1:] if "still waiting" not in line] == []
     assert not any(rank.alive for rank in world.ranks)
-    assert not any(agent.alive for agent in world.agents)
+    assert {agent.status for agent in world.agents} == {1}
 
 
 def test_ranks_that_wait_for_one_that_works_are_not_ended() -> None:
@@ -94,6 +97,14 @@ def test_ranks_that_wait_for_one_that_works_are_not_ended() -> None:
         rank.waits = True
     world.schedule(5.0, world.ranks[0].end_script)
     world.run(until_s=1100.0)
-    assert world.said == []
+    assert [line for line in world.said if "still waiting" not in line] == []
     assert world.printed == []
     assert all(rank.left for rank in world.ranks)
+
+
+@pytest.mark.parametrize("seed", [
+    484,  # the last selection of the root cause came a rounding before the time for reports was over
+    321,  # the job ended before the agents of all ranks had joined it
+])
+def test_a_job_that_went_wrong_once(seed: int) -> None:
+    assert simulate(seed).violations == []

@@ -509,9 +509,15 @@ class Agent:
                     world.schedule(world.random.uniform(0.001, 0.3), rank.end, signal.SIGKILL)
             case events.AgentCommand.END_RANK:
                 world.schedule(0.0001, rank.end, signal.SIGKILL)
+            case events.AgentCommand.FINISH_OUTPUT:
+                after_s = world.random.choice([0.0001, 0.3])
+                world.schedule(after_s, self.post, events.OutputFinished(is_lost=False, log_lost=False))
             case events.AgentCommand.END_DESCENDANTS:
                 after_s = world.random.choice([0.01, DESCENDANTS_TIMEOUT_S])
                 world.schedule(after_s, self.post, events.DescendantsGone())
+            case events.AgentCommand.FINISH_OUTPUT:
+                after_s = world.random.choice([0.0, 0.01, DESCENDANTS_TIMEOUT_S])
+                world.schedule(after_s, self.post, events.OutputFinished(False, False))
 
     def _join(self, member: RankIdentity) -> None:
         self.is_linked = True
@@ -554,6 +560,9 @@ class Server:
                 other = world.agents[link]
                 if (delay := world.between(0, other.rank.node)) is not None:
                     world.send(("down", link), delay, other.receive, message)
+            case events.ToPeers(links, message):
+                for link in sorted(links, key=OWN_LINK.__eq__):
+                    self._do(events.ToPeer(link, message))
             case events.SetTimer(name, after_s):
                 self._timers.set(name, after_s)
             case events.PrintOwnReport(root_cause):

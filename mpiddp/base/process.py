@@ -1,4 +1,4 @@
-"""What processes do that are no rank: close descriptors, block signals in threads, set their title."""
+"""A process itself: its descriptors, the signals of its threads, its title."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Collection
 
-END_SIGNAL = signal.SIGRTMAX  # a helper process has sent an urgent message, or has died
 # Blocked in our threads: all signals except those of a fault in the thread itself.
 THREAD_BLOCKED_SIGNALS = signal.valid_signals() - {
     signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
@@ -30,7 +29,7 @@ def redirect_to_devnull(*descriptors: int) -> None:
 
 
 def set_process_title(title: str) -> None:
-    """Show a title instead of the inherited command in `ps` and `top`; it is cut to the same length.
+    """Show a title in the place of the command in `ps` and `top`; it is cut to the same length.
 
     The environment in /proc stays (setproctitle's SPT_NOENV). The import takes some milliseconds.
     """
