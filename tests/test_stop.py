@@ -197,7 +197,7 @@ NEVER_ASKS = """\
 import os, sys, time
 from pathlib import Path
 from mpi4py import MPI
-print(f"pid {os.getpid()}\\nREADY\\n", end="", flush=True)
+print(f"pid {os.getppid()}\\nREADY\\n", end="", flush=True)
 if os.environ["RANK"] == "0":
     MPI.COMM_WORLD.Recv(bytearray(1), 1)
 else:
@@ -216,7 +216,7 @@ for _ in range(2):
 
 @pytest.mark.mpi
 def test_a_script_that_never_asks_is_told_so_and_goes_on(quick: Mpi, tmp_path: Path) -> None:
-    """With --stop-before; one rank waits in native code. MPICH's mpiexec ends by a second SIGTERM: ranks get them."""
+    """With --stop-before; one rank waits in native code. MPICH's mpiexec ends by a second SIGTERM: agents get them."""
     (script := tmp_path / "train.py").write_text(NEVER_ASKS)
     launcher = next(one for one in LAUNCHERS if one.mpi == quick)
     with started(launcher, None, "--stop-before", 5, script, tmp_path / "go") as job:
