@@ -45,8 +45,8 @@ def is_program(path: Any) -> bool:
 
 
 def check_started_once() -> None:
-    """Raise LaunchError `started-again` if this process was a rank and has been replaced."""
-    if os.environ.get(LEFT_VARIABLE) == str(os.getpid()):
+    """Raise LaunchError `started-again` if the agent of this rank was a rank itself, and has been replaced."""
+    if os.environ.get(LEFT_VARIABLE) == str(os.getppid()):
         raise LaunchError(
             "started-again",
             actual="os.execv started mpiddp again in a process that was a rank of this job",
