@@ -84,6 +84,7 @@ RUN_BY = {
         "tests/benchmarks/test_benchmarks.py::test_questions", "tests.benchmarks.questions"),
     **dict.fromkeys(("python -m mpiddp.doctor --site site.toml", "python -m mpiddp.doctor --site FILE"), (
         "tests/test_site_profile.py::test_the_profiles_of_centres_are_right", '"--site", ')),
+    "python -m tests.cpython": ("tests/cpython/test_cpython.py::test_the_command", '"tests.cpython"'),
     "python -m tests.scripts": ("tests/scripts/test_scripts.py::test_the_command", '"tests.scripts"'),
     "python -m tests.benchmarks.checking": (
         "tests/test_check.py::test_a_bad_node_is_named", "tests.benchmarks.checking"),
