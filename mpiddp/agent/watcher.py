@@ -411,6 +411,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         self._is_alone = True
         match self.phase:
             case Ending() | Leaving() if self._end_status is not None:
+                if isinstance(self.phase, Leaving):
+                    self._print_loss(error)
                 self._finish(self._end_status)
             case Working() | Failing():
                 self._print_loss(error)

@@ -118,7 +118,7 @@ def inject(world: World, fault: Fault) -> None:
             if works:
                 world.stop(random.choice(world.launcher.stops))
         case "vanish":  # os._exit(0): a fault if others wait for it
-            works = works and not rank.reporting
+            works = works and rank.can_act and not rank.reporting
             if works:
                 rank.end(0)
                 world.vanished.append((world.now, fault))
