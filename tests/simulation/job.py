@@ -220,7 +220,7 @@ def find_first(world: World) -> Fault | None:
     (at_s, fault), *others = world.effects
     if world.slow_nodes or world.cut_off or (fault.kind not in STATUSES and fault.kind != "stop"):
         return None
-    if others and at_s < FIRST_FAULT_S + MOST_CONNECTING_S:  # its agent may connect after others have reported
+    if (others or fault.kind == "agent") and at_s < FIRST_FAULT_S + MOST_CONNECTING_S:  # it may connect late, or never
         return None
     if fault.kind == "SIGSTOP":  # is noticed late, by others
         return None if others else fault
