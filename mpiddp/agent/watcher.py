@@ -229,6 +229,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             case "launcher":
                 self._killed_by = signal.SIGTERM
                 self._do(events.SignalRank(signal.SIGKILL))
+                if self.watched.has_own_group and self.member is not None:
+                    self._do(events.KillGroup(self.member.pid))  # with what it has started
             case "cancel":
                 self._do(AgentCommand.CANCEL_STEP)
                 self._exit(self._start_status)
