@@ -92,7 +92,8 @@ DAEMON = report(3, ReportKind.UNREACHABLE)._replace(cause=STEP_DAEMON_KILLED)
     (conclude_outside, [LOST, RAISED, TERMINATED], ["SIGTERM"], RootCause(TERMINATED, outside=True)),
     # mpiexec of MPICH and Intel MPI, Ctrl-C: agents get SIGINT, and ranks raise KeyboardInterrupt.
     (conclude_outside, [LOST, INTERRUPTED], ["SIGINT"],
-     RootCause(INTERRUPTED._replace(kind=ReportKind.PROCESS_EXIT), outside=True)),
+     RootCause(INTERRUPTED._replace(kind=ReportKind.PROCESS_EXIT, cause=f"{INTERRUPTED.cause} (SIGINT)"),
+               outside=True)),
     # Any launcher: a user's `kill` of one rank, of which no agent knows.
     (conclude_death, [LOST, TERMINATED], ["SIGUSR1"], RootCause(TERMINATED, ONE_LOST)),
     # Any launcher: none of them sees a rank's end before its agent has ended.
