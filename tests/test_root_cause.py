@@ -206,7 +206,7 @@ def test_the_cost_is_proportional_to_the_number_of_ranks(
 ) -> None:
     """Also if the rules are applied to each new report."""
     reports = Reports()
-    hosts = {CountedRank(rank): "n0" for rank in range(1000)}
+    hosts: dict[int, str] = {CountedRank(rank): "n0" for rank in range(1000)}
     context = FailureContext(hosts, signals=["SIGINT", "SIGTERM"], world_size=1000)
     monkeypatch.setattr(CountedRank, "uses", 0)
     for rank in range(1000):
