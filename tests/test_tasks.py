@@ -65,9 +65,16 @@ def run(loop: EventLoop) -> None:
     loop.run()
 
 
+def stop_with(loop: EventLoop, said: list[str], text: str) -> None:
+    """Note what a task has returned, and stop the loop."""
+    said.append(text)
+    loop.stop()
+
+
 def test_the_result_of_a_task() -> None:
-    loop, said = EventLoop(fail_by), []
-    Tasks(loop).run(lambda: "done", lambda text: (said.append(text), loop.stop()), late="late", timeout_s=DEADLINE_S)
+    loop = EventLoop(fail_by)
+    said: list[str] = []
+    Tasks(loop).run(lambda: "done", lambda text: stop_with(loop, said, text), late="late", timeout_s=DEADLINE_S)
     run(loop)
     assert said == ["done"]
 
@@ -75,9 +82,10 @@ def test_the_result_of_a_task() -> None:
 def test_a_task_that_hangs_is_late(tmp_path: Path) -> None:
     """And the agent ends without it."""
     os.mkfifo(pipe := tmp_path / "pipe")
-    loop, said = EventLoop(fail_by), []
+    loop = EventLoop(fail_by)
+    said: list[str] = []
     tasks = Tasks(loop)
-    tasks.run(lambda: str(os.open(pipe, os.O_RDONLY)), lambda text: (said.append(text), loop.stop()), late="late",
+    tasks.run(lambda: str(os.open(pipe, os.O_RDONLY)), lambda text: stop_with(loop, said, text), late="late",
               timeout_s=0.2)
     run(loop)
     assert said == ["late"]

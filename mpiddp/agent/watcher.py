@@ -231,6 +231,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             case "launcher":
                 self._killed_by = signal.SIGTERM
                 self._do(events.SignalRank(signal.SIGKILL))
+                if self.watched.has_own_group and self.member is not None:
+                    self._do(events.KillGroup(self.member.pid))  # with what it has started
             case "cancel":
                 self._do(AgentCommand.CANCEL_STEP)
                 self._exit(self._start_status)
@@ -416,6 +418,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         self._is_alone = True
         match self.phase:
             case Ending() | Leaving() if self._end_status is not None:
+                if isinstance(self.phase, Leaving):
+                    self._print_loss(error)
                 self._finish(self._end_status)
             case Working() | Failing():
                 self._print_loss(error)
