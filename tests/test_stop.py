@@ -328,6 +328,25 @@ def test_processes_that_a_rank_or_a_worker_starts_obey_as_ever(quick: Mpi) -> No
     assert done.stdout == "rank: all end\nworker: all end\nended\n"
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_process_of_multiprocessing_ends_by_terminate(method: str, quick: Mpi, tmp_path: Path) -> None:
+    (script := tmp_path / "script.py").write_text(
+        "import multiprocessing, time\n"
+        "def work(pipe):\n"
+        "    pipe.send(1)\n"
+        "    time.sleep(1000)\n"
+        "if __name__ == '__main__':\n"
+        f"    context = multiprocessing.get_context('{method}')\n"
+        "    ours, its = context.Pipe()\n"
+        "    process = context.Process(target=work, args=(its,))\n"
+        "    process.start()\n"
+        "    ours.recv()\n"
+        "    process.terminate()\n"
+        "    process.join()\n"
+        "    print(process.exitcode)\n")
+    assert check(mpiexec(quick, 1, script)).stdout == "-15\n"
+
+
 @pytest.mark.torch
 def test_a_loaders_worker_can_end_its_programs(quick: Mpi) -> None:
     program = ("import mpiddp, subprocess\nfrom torch.utils.data import DataLoader\n"
