@@ -217,6 +217,7 @@ def set_up_torch(started: RunningJob, config: LaunchConfig, agent: AgentClient) 
     timeline.begin_stage("process group")
     agent.report_stage("process group")
     started.membership.create_group(config.group_timeout, started.refuse_alone)
+    agent.await_registration()
     if config.trace_file:
         timeline.begin_stage("first collective")
         started.membership.groups.try_out()

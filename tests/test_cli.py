@@ -104,6 +104,8 @@ def test_a_variable_that_no_option_has_is_noted() -> None:
     (["--port", "65535", "t.py"], {}, message("launch/invalid_port", value="'65535'")),
     (["--explain", "--dry-run", "--facts", "f"], {}, message("launch/explain_with_dry_run")),
     (["--show", "first", "t.py"], {}, message("launch/invalid_show", value="'first'")),
+    (["--traceback", "slow", "t.py"], {}, message("launch/invalid_word", usual="short", other="full", value="'slow'")),
+    (["--no-agent", "--log-dir", "logs", "t.py"], {}, message("launch/output_needs_agent")),
     (["--stage-keep", "t.py"], {}, message("launch/option_needs_another", option="--stage-keep", needed="--stage")),
     (["t.py"], {"MPIDDP_STARTUP_TIMEOUT": "0"},
      f"MPIDDP_STARTUP_TIMEOUT {message('launch/seconds_out_of_range', value=0)}"),

@@ -151,6 +151,6 @@ def test_a_first_process_that_crashes_is_named_by_the_others(cluster: Cluster) -
                        str(FIRST_PROCESS), "crash", timeout=DEADLINE_S, env=mpi.environ(), cwd=ROOT)
     (report,) = find("launch/failed_rank", done.stderr, rank=1, host="node2")
     assert report["cause"] in (
-        message("launch/ended_with_agent", companion="container"),
+        message("launch/agent_killed"),
         message("launch/killed_by_signal", signal="SIGSEGV", description="Segmentation fault"))
     assert done.returncode != 0

@@ -84,6 +84,7 @@ RUN_BY = {
         "tests/benchmarks/test_benchmarks.py::test_questions", "tests.benchmarks.questions"),
     **dict.fromkeys(("python -m mpiddp.doctor --site site.toml", "python -m mpiddp.doctor --site FILE"), (
         "tests/test_site_profile.py::test_the_profiles_of_centres_are_right", '"--site", ')),
+    "python -m tests.cpython": ("tests/cpython/test_cpython.py::test_the_command", '"tests.cpython"'),
     "python -m tests.scripts": ("tests/scripts/test_scripts.py::test_the_command", '"tests.scripts"'),
     "python -m tests.benchmarks.checking": (
         "tests/test_check.py::test_a_bad_node_is_named", "tests.benchmarks.checking"),
@@ -100,7 +101,7 @@ RUN_BY = {
         "tests/benchmarks/test_benchmarks.py::test_stopping", "tests/benchmarks/stopping.py"),
     **{f"tests/simulation/run {option}": (
         "tests/simulation/test_simulation.py::test_the_command", "tests/simulation/run")
-       for option in ("--seeds 10000", "--trace 7")},
+       for option in ("--seeds 10000", "--seeds 1000 --ranks 10000", "--trace 7")},
     "python -m mpiddp --dry-run --facts facts.json": (
         "tests/test_dry_run.py::test_a_job_writes_the_facts_and_the_desk_finds_its_plan", '"--dry-run", "--facts"'),
     "tests/gpu/run --wheels wheels --table table.md": (

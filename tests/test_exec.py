@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from mpiddp.runner.exec import is_program
+from mpiddp.runner.exec import hook_exec, is_program
 from tests.messages import find, message
 from tests.support import MPICH_FIRST, Mpi, check, free_port, mpiexec
 
@@ -71,6 +72,20 @@ def test_a_rank_does_so_while_another_one_ends_in_order(quick: Mpi, tmp_path: Pa
 def test_mpiddp_itself_is_refused_as_the_new_program(quick: Mpi, script: Path) -> None:
     done = check(mpiexec(quick, 2, script, "mpiddp"), 3)
     assert done.stderr.count("mpiddp: cannot start: started-again\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [((),), ([""],), (["a\0"],), (["a"], {"b\0": ""}), (["a"], 1)])
+def test_a_rank_does_not_leave_for_arguments_that_are_wrong(
+    arguments: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for call in ("execv", "execve"):
+        monkeypatch.setattr(os, call, getattr(os, call))
+    left: list[str] = []
+    hook_exec(left.append)
+    call = os.execv if len(arguments) == 1 else os.execve
+    with pytest.raises((ValueError, TypeError)):
+        call("/bin/true", *arguments)  # type: ignore[arg-type]
+    assert left == []
 
 
 def test_what_is_program(tmp_path: Path) -> None:

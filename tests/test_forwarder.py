@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpiddp.base.ranks import LogPlan
+from mpiddp.ipc.authentication import AuthListener
 from mpiddp.ipc.channel import listen
 from mpiddp.ipc.event_loop import EventLoop
 from mpiddp.output.aggregator import Aggregator
@@ -162,6 +164,33 @@ def test_without_a_way_to_the_aggregator_output_is_not_folded(capfd: pytest.Capt
     assert shown.out == "[0] kept\n"
     (refusal,) = find("launch/aggregator_unreachable", shown.err, rank=0, host="n0")
     assert refusal["error"].endswith("Connection refused")
+
+
+def test_a_rank_that_has_lost_the_aggregator_shows_its_own_output(capfd: pytest.CaptureFixture[str]) -> None:
+    loop = EventLoop(lambda error: pytest.fail(str(error)))
+    pipes = {1: os.pipe(), 2: os.pipe()}
+    listener = listen("127.0.0.1", 0)
+    folding = AggregationConfig(1, "2", *listener.getsockname()[:2], "token", 1.0, False, False)
+    output = RankOutput(loop, {stream: ends[0] for stream, ends in pipes.items()}, "rank 1 on n0")
+
+    def lose(connection: socket.socket) -> None:
+        connection.close()
+        loop.set_timer("write", 0.3, write)
+
+    def write() -> None:
+        os.write(pipes[1][1], b"kept\n")
+        for _, end in pipes.values():
+            os.close(end)
+        loop.set_timer("finish", 0.3, lambda: output.finish(loop.stop))
+
+    server = AuthListener(loop, listener, "token", 2, lose)
+    output.configure(ForwardConfig(LogPlan(), "[{rank}] ", "rank 1 on n0", True, folding))
+    loop.set_timer("deadline", DEADLINE_S, lambda: pytest.fail("it does not end"))
+    loop.run()
+    server.close()
+    shown = capfd.readouterr()
+    assert shown.out == "[1] kept\n"
+    assert find("launch/aggregator_lost", shown.err, rank=1, host="n0")
 
 
 def forward(folding: AggregationConfig, lines: Sequence[bytes], listener: int = -1) -> bool:

@@ -57,14 +57,6 @@ for number in range(2000):
     print("err", number, file=sys.stderr)
 """
 
-BESIDE = """
-import os, sys, time, psutil
-me = psutil.Process()
-def beside():
-    found = [(one, one.info["environ"] or {}) for one in psutil.process_iter(["environ"]) if one != me]
-    return [one for one, environ in found if (environ.get("JOB"), environ.get("PMI_RANK")) == (
-        os.environ["JOB"], os.environ["RANK"])]
-"""
 ROOM_COMES_BACK = """
 import os, sys
 for number in range(20_000):
@@ -201,8 +193,7 @@ def test_a_print_that_stdout_does_not_take_raises(quick: Mpi) -> None:
     assert "mpiddp: failed: rank " in done.stderr
 
 
-@pytest.mark.parametrize("options", first_of([["--prefix"], ["--log-dir"], ["--prefix", "--exit=python"]]),
-                         ids=" ".join)
+@pytest.mark.parametrize("options", first_of([["--prefix"], ["--log-dir"]]), ids=" ".join)
 def test_output_that_stdout_does_not_take_is_told_and_shows_in_the_status(
         quick: Mpi, options: list[str], tmp_path: Path) -> None:
     """As Python has it; a log is complete all the same."""

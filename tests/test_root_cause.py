@@ -92,7 +92,8 @@ DAEMON = report(3, ReportKind.UNREACHABLE)._replace(cause=STEP_DAEMON_KILLED)
     (conclude_outside, [LOST, RAISED, TERMINATED], ["SIGTERM"], RootCause(TERMINATED, outside=True)),
     # mpiexec of MPICH and Intel MPI, Ctrl-C: agents get SIGINT, and ranks raise KeyboardInterrupt.
     (conclude_outside, [LOST, INTERRUPTED], ["SIGINT"],
-     RootCause(INTERRUPTED._replace(kind=ReportKind.PROCESS_EXIT), outside=True)),
+     RootCause(INTERRUPTED._replace(kind=ReportKind.PROCESS_EXIT, cause=f"{INTERRUPTED.cause} (SIGINT)"),
+               outside=True)),
     # Any launcher: a user's `kill` of one rank, of which no agent knows.
     (conclude_death, [LOST, TERMINATED], ["SIGUSR1"], RootCause(TERMINATED, ONE_LOST)),
     # Any launcher: none of them sees a rank's end before its agent has ended.
@@ -206,7 +207,7 @@ def test_the_cost_is_proportional_to_the_number_of_ranks(
 ) -> None:
     """Also if the rules are applied to each new report."""
     reports = Reports()
-    hosts = {CountedRank(rank): "n0" for rank in range(1000)}
+    hosts: dict[int, str] = {CountedRank(rank): "n0" for rank in range(1000)}
     context = FailureContext(hosts, signals=["SIGINT", "SIGTERM"], world_size=1000)
     monkeypatch.setattr(CountedRank, "uses", 0)
     for rank in range(1000):

@@ -16,6 +16,7 @@ import pytest
 
 from mpiddp.runner.signals import STOP_SIGNALS
 from tests import processes
+from tests.cluster import Cluster
 from tests.faults.matrix import LAUNCHERS, Launcher
 from tests.faults.test_signals import Job, and_whole, started
 from tests.messages import find, message
@@ -144,15 +145,51 @@ def await_library(launcher: int, command: list[str], library: str) -> psutil.Pro
     raise TimeoutError(f"no process has loaded {library}")
 
 
+WORKERS = PROGRAMS / "signalled_workers.py"
+WORKERS_LEFT = "fork 2\nspawn 2\nforkserver 2\n"  # the workers of each kind that go on
+STUCK_ENDED = "{'fork': 0, 'spawn': 0, 'forkserver': -15}\n"  # the status of one in native code, as torch ends it
+NUMBERS = first_of([signal.SIGTERM, signal.SIGUSR1])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
+def test_loader_workers_of_every_kind_leave_a_signal_to_their_rank(number: signal.Signals, quick: Mpi) -> None:
+    need(quick.missing())
+    with processes.start([str(quick.python), "-m", "mpiddp", str(WORKERS)], single_node_environ(quick), ROOT,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            (job := Job(process)).await_ready(1)
+            for one in psutil.Process(process.pid).children(recursive=True):
+                one.send_signal(number)
+            text = job.output()
+        finally:
+            processes.end_tree(process.pid)
+    assert process.returncode == 0, text
+    assert text.endswith(WORKERS_LEFT + STUCK_ENDED)
+
+
+@pytest.mark.torch
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number.name)
+def test_loader_workers_of_every_kind_under_srun(number: signal.Signals, cluster: Cluster) -> None:
+    """Slurm sends the signal to all processes of the step: also to the fork server, and to what counts semaphores."""
+    with started(replace(LAUNCHERS[3], count=2), cluster, WORKERS, nodes=2) as job:
+        job.await_ready(2)
+        cluster.run("scancel", f"--signal={number.name}", "--user=root", timeout=30)
+        text = job.output()
+    assert job.process.returncode == 0, text
+    assert text.count(STUCK_ENDED) == 2, text
+
+
 @pytest.mark.torch
 def test_a_script_that_does_not_ask_ends_by_the_signal(quick: Mpi, tmp_path: Path) -> None:
     """As under plain Python, and its workers with it, although they leave the signal to it."""
     (script := tmp_path / "train.py").write_text(
         "import os, signal, torch\nfrom torch.utils.data import DataLoader\nclass early: should_stop = False\n"
         "for _ in DataLoader(torch.zeros(9), num_workers=2):\n"
-        "    if not early.should_stop:\n        os.killpg(0, signal.SIGUSR1)\n")
+        "    if not early.should_stop:\n        os.kill(os.getppid(), signal.SIGUSR1)  # its agent\n")
     done = alone(quick, "-m", "mpiddp", script)
-    assert done.returncode == -signal.SIGUSR1, done.stderr
+    assert done.returncode == 128 + signal.SIGUSR1, done.stderr
     assert len(find("launch/outside_signal", done.stderr, signal="SIGUSR1")) == 1
 
 
@@ -160,7 +197,7 @@ NEVER_ASKS = """\
 import os, sys, time
 from pathlib import Path
 from mpi4py import MPI
-print(f"pid {os.getpid()}\\nREADY\\n", end="", flush=True)
+print(f"pid {os.getppid()}\\nREADY\\n", end="", flush=True)
 if os.environ["RANK"] == "0":
     MPI.COMM_WORLD.Recv(bytearray(1), 1)
 else:
@@ -179,7 +216,7 @@ for _ in range(2):
 
 @pytest.mark.mpi
 def test_a_script_that_never_asks_is_told_so_and_goes_on(quick: Mpi, tmp_path: Path) -> None:
-    """With --stop-before; one rank waits in native code. MPICH's mpiexec ends by a second SIGTERM: ranks get them."""
+    """With --stop-before; one rank waits in native code. MPICH's mpiexec ends by a second SIGTERM: agents get them."""
     (script := tmp_path / "train.py").write_text(NEVER_ASKS)
     launcher = next(one for one in LAUNCHERS if one.mpi == quick)
     with started(launcher, None, "--stop-before", 5, script, tmp_path / "go") as job:
@@ -278,7 +315,7 @@ def test_a_script_ends_its_own_processes_after_a_signal_too(quick: Mpi) -> None:
                "    workers = pool.map(abs, range(8)) and [one.pid for one in multiprocessing.active_children()]\n"
                "    for number in (signal.SIGUSR1, signal.SIGTERM):\n"
                "        os.kill(os.getpid(), number)\n"
-               "        os.system(f'kill -{int(number)} ' + ' '.join(map(str, workers)))\n"
+               "    os.system('kill -USR1 ' + ' '.join(map(str, workers)))\n"
                "    assert mpiddp.should_stop() and pool.map(abs, [-3]) == [3]\n"
                "    assert {one.pid for one in multiprocessing.active_children()} == set(workers)\n"
                "print('ended')")
@@ -289,6 +326,25 @@ def test_processes_that_a_rank_or_a_worker_starts_obey_as_ever(quick: Mpi) -> No
     """Signals that are noted, and left to the rank, are not blocked in programs."""
     done = check(alone(quick, "-m", "tests.programs.forks", timeout=60))
     assert done.stdout == "rank: all end\nworker: all end\nended\n"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_process_of_multiprocessing_ends_by_terminate(method: str, quick: Mpi, tmp_path: Path) -> None:
+    (script := tmp_path / "script.py").write_text(
+        "import multiprocessing, time\n"
+        "def work(pipe):\n"
+        "    pipe.send(1)\n"
+        "    time.sleep(1000)\n"
+        "if __name__ == '__main__':\n"
+        f"    context = multiprocessing.get_context('{method}')\n"
+        "    ours, its = context.Pipe()\n"
+        "    process = context.Process(target=work, args=(its,))\n"
+        "    process.start()\n"
+        "    ours.recv()\n"
+        "    process.terminate()\n"
+        "    process.join()\n"
+        "    print(process.exitcode)\n")
+    assert check(mpiexec(quick, 1, script)).stdout == "-15\n"
 
 
 @pytest.mark.torch
@@ -303,89 +359,6 @@ def test_a_loaders_worker_can_end_its_programs(quick: Mpi) -> None:
                "mpiddp.should_stop()\n"
                "print([int(status) for status in DataLoader(Data(), num_workers=2)])")
     assert check(alone(quick, "-c", program, timeout=30)).stdout == "[-15, -15, -15, -15]\n"
-
-
-def test_workers_from_before_the_first_question_leave_signals_to_their_rank(quick: Mpi) -> None:
-    """In a program with its own main(), too."""
-    program = ("import mpiddp, multiprocessing, os, signal, time\n"
-               "with mpiddp.process_group():\n"
-               "    worker = multiprocessing.get_context('fork').Process(target=time.sleep, args=(1000,))\n"
-               "    worker.start()\n"
-               "    assert not mpiddp.should_stop()\n"
-               "    for number in (signal.SIGUSR1, signal.SIGTERM):\n"
-               "        os.kill(os.getpid(), number)\n"
-               "        os.system(f'kill -{int(number)} {worker.pid}')\n"
-               "    worker.join(0.5)\n"
-               "    assert mpiddp.should_stop() and worker.is_alive()\n"
-               "    worker.terminate()\n"
-               "    worker.join()\n"
-               "    assert worker.exitcode == -signal.SIGTERM\n"
-               "print('ended')")
-    assert check(alone(quick, "-c", program, timeout=60)).stdout == "ended\n"
-
-
-def test_a_worker_that_holds_pythons_lock_can_be_terminated(quick: Mpi) -> None:
-    program = ("import ctypes, mpiddp, multiprocessing, signal, time\n"
-               "context = multiprocessing.get_context('fork')\n"
-               "def hold():\n"
-               "    ready.set()\n"
-               "    ctypes.PyDLL(None).sleep(600)\n"
-               "mpiddp.should_stop()\n"
-               "ready, worker = context.Event(), context.Process(target=hold)\n"
-               "worker.start()\n"
-               "ready.wait()\n"
-               "time.sleep(0.5)\n"
-               "worker.terminate()\n"
-               "worker.join()\n"
-               "assert worker.exitcode == -signal.SIGKILL\n"
-               "print('ended')")
-    assert check(alone(quick, "-c", program, timeout=60)).stdout == "ended\n"
-
-
-def test_a_worker_that_blocks_sigterm_for_a_while_handles_it_then(quick: Mpi) -> None:
-    program = ("import mpiddp, multiprocessing, os, signal, time\n"
-               "context = multiprocessing.get_context('fork')\n"
-               "def write():\n"
-               "    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))\n"
-               "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
-               "    ready.set()\n"
-               "    time.sleep(3)\n"
-               "    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])\n"
-               "mpiddp.should_stop()\n"
-               "ready, worker = context.Event(), context.Process(target=write)\n"
-               "worker.start()\n"
-               "ready.wait()\n"
-               "worker.terminate()\n"
-               "worker.join()\n"
-               "assert worker.exitcode == 7\n"
-               "print('ended')")
-    assert check(alone(quick, "-c", program, timeout=60)).stdout == "ended\n"
-
-
-def test_a_worker_can_end_itself_by_a_signal(quick: Mpi) -> None:
-    program = ("import mpiddp, multiprocessing, os, signal, time\n"
-               "def end(number):\n"
-               "    os.kill(os.getpid(), number)\n"
-               "    time.sleep(600)\n"
-               "mpiddp.should_stop()\n"
-               "for number in (signal.SIGUSR1, signal.SIGTERM):\n"
-               "    worker = multiprocessing.get_context('fork').Process(target=end, args=(number,))\n"
-               "    worker.start()\n"
-               "    worker.join()\n"
-               "    assert worker.exitcode == -number\n"
-               "print('ended')")
-    assert check(alone(quick, "-c", program, timeout=60)).stdout == "ended\n"
-
-
-def test_a_worker_whose_rank_is_gone_ends_by_the_signal_that_it_left_to_it(quick: Mpi) -> None:
-    """It holds the pipe of the test until then."""
-    program = ("import mpiddp, multiprocessing, os, signal, time\n"
-               "mpiddp.should_stop()\n"
-               "worker = multiprocessing.get_context('fork').Process(target=time.sleep, args=(600,))\n"
-               "worker.start()\n"
-               "os.system(f'kill {worker.pid}')\n"
-               "os.kill(os.getpid(), signal.SIGKILL)")
-    assert alone(quick, "-c", program, timeout=60).returncode == -signal.SIGKILL
 
 
 def test_a_group_made_again_hears_signals_too(quick: Mpi) -> None:

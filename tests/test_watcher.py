@@ -317,10 +317,12 @@ def test_a_signal_from_outside(has_own_group: bool) -> None:
 
 
 def test_a_rank_that_the_launcher_would_kill_after_its_signal() -> None:
-    """The agent does it before, and names the signal."""
-    watcher = join(WATCHED._replace(kill_delay_s=0.5))
+    """The agent does it before, with what the rank has started, and names the signal."""
+    watcher = join(WATCHED._replace(kill_delay_s=0.5, has_own_group=True))
+    assert watcher.member
     assert events.SetTimer("launcher", 0.5) in watcher.handle(events.Signalled(signal.SIGTERM), 2.0)
-    assert watcher.handle(events.Due("launcher"), 2.5) == [events.SignalRank(signal.SIGKILL)]
+    assert watcher.handle(events.Due("launcher"), 2.5) == [
+        events.SignalRank(signal.SIGKILL), events.KillGroup(watcher.member.pid)]
     (failed,) = to_coordinator(watcher.handle(events.RankGone(signal.SIGKILL), 2.6))
     assert isinstance(failed, Failed)
     assert (failed.report.signal, failed.report.status) == ("SIGTERM", 143)

@@ -283,15 +283,15 @@ class Agent:
                 self._connections.start_coordinator(request)
             case protocol.RegisterRank():
                 self._connections.connect_to_coordinator(request)
+                set_process_title(f"mpiddp: agent of {self._watched.name}")  # pkill -f SCRIPT finds ranks alone
                 self.loop.set_timer("warm up", events.WARMUP_DELAY_S, self._warm_up)
             case _:
                 assert_never(request)
 
     def _warm_up(self) -> None:
-        """Set the title, and import now what a sample needs: a later import could hang on a dead file system."""
+        """Import now what a sample needs: a later import could hang on a dead file system."""
         self._segments |= mapped_segments(self._rank.pid)
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: imported again when needed
-            set_process_title(f"mpiddp: agent of {self._watched.name}")
             import_module("mpiddp.where.sampler")
 
     def _observe_rank(self, request: protocol.QueryStopped | SampleRequest | ThreadsRequest, ended: bool) -> None:

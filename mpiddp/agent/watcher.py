@@ -105,6 +105,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         self._is_aborted = False  # a rank has called MPI_Abort
         self._admitted = False  # the coordinator has answered
         self._is_alone = False  # there is no coordinator any more
+        self._is_orphan = False  # the launcher has ended
         self._killed_by = 0  # the signal from outside after which the agent has killed the rank
 
     def handle(self, event: events.AgentEvent, now_s: float) -> list[events.AgentAction]:
@@ -130,6 +131,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             case events.StepDaemonGone():
                 self._on_step_daemon_gone()
             case events.LauncherGone():
+                self._is_orphan = True
                 self._do(events.SetTimer("launcher gone", LOST_LAUNCHER_TIMEOUT_S))
             case events.Printed():
                 self._on_printed()
@@ -229,6 +231,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             case "launcher":
                 self._killed_by = signal.SIGTERM
                 self._do(events.SignalRank(signal.SIGKILL))
+                if self.watched.has_own_group and self.member is not None:
+                    self._do(events.KillGroup(self.member.pid))  # with what it has started
             case "cancel":
                 self._do(AgentCommand.CANCEL_STEP)
                 self._exit(self._start_status)
@@ -332,6 +336,9 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 self._exit(status)
 
     def _report_death(self, event: events.RankGone, stack: str, when: str = "") -> None:
+        if self._is_orphan and not event.status & 0x7F:  # PMIx ends a rank that has lost its launcher
+            self._on_launcher_gone()
+            return
         assert self.member is not None
         status = self._killed_by if self._killed_by and event.status == signal.SIGKILL else event.status
         report = make_death_report(self.member, status, event.out_of_memory, stack)
@@ -411,6 +418,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         self._is_alone = True
         match self.phase:
             case Ending() | Leaving() if self._end_status is not None:
+                if isinstance(self.phase, Leaving):
+                    self._print_loss(error)
                 self._finish(self._end_status)
             case Working() | Failing():
                 self._print_loss(error)

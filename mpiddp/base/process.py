@@ -31,9 +31,12 @@ def redirect_to_devnull(*descriptors: int) -> None:
 def set_process_title(title: str) -> None:
     """Show a title in the place of the command in `ps` and `top`; it is cut to the same length.
 
-    The environment in /proc stays (setproctitle's SPT_NOENV). The import takes some milliseconds.
+    The environment in /proc stays (setproctitle's SPT_NOENV). The import takes some milliseconds. The name in
+    /proc/PID/stat has no space: Slurm's proctrack/linuxproc, which reads that with scanf(), would send no signals to
+    what this process has started.
     """
     os.environ["SPT_NOENV"] = "1"
-    from setproctitle import setproctitle
+    from setproctitle import setproctitle, setthreadtitle
 
     setproctitle(title)
+    setthreadtitle(title.replace(" ", ""))

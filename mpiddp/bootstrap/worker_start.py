@@ -22,9 +22,12 @@ import signal
 signal.signal(signal.SIGUSR1, lambda *_: None)
 """
 HOLD_TERM_CODE = """\
-from multiprocessing import util
+from multiprocessing.process import BaseProcess
+def bootstrap(*args, begin=BaseProcess._bootstrap, **options):
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    return begin(*args, **options)
+BaseProcess._bootstrap = bootstrap
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-util.register_after_fork(signal, lambda _: signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM]))
 """
 START_CODE = SKIP_MPI_CODE + LEAVE_USR1_CODE + HOLD_TERM_CODE
 CODE = {

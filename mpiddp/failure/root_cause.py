@@ -225,7 +225,9 @@ def conclude_outside(case: Case) -> RootCause | Wait | None:
         return WAIT if case.waited_s < SAME_CAUSE_WAIT_S else None
     if ended.signal == "SIGINT" and case.context.activity.is_pending and case.waited_s < ROOT_CAUSE_WAIT_S:
         return WAIT
-    return RootCause(ended._replace(kind=ReportKind.PROCESS_EXIT), case.context.activity.table, outside=True)
+    if ended.kind == ReportKind.ERROR:  # a KeyboardInterrupt
+        ended = ended._replace(kind=ReportKind.PROCESS_EXIT, cause=f"{ended.cause} ({ended.signal})")
+    return RootCause(ended, case.context.activity.table, outside=True)
 
 
 def conclude_death(case: Case) -> RootCause | Wait | None:

@@ -5,6 +5,7 @@ A process can start MPI only once, so that program is no MPI rank: the rank leav
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -16,7 +17,7 @@ LEFT_VARIABLE = "_MPIDDP_LEFT"  # holds the process id of a rank that has left i
 
 
 def hook_exec(leave: Callable[[str], object]) -> None:
-    """Call `leave` with a function's name before it replaces this process, unless the program does not exist.
+    """Call `leave` with a function's name before it replaces this process, unless the call must fail.
 
     os.execl(), os.execvp() and the others call these two. The hook stays: the script runs until the process ends.
     """
@@ -24,6 +25,8 @@ def hook_exec(leave: Callable[[str], object]) -> None:
         @functools.wraps(execute)
         def leave_and_execute(path: Any, argv: Any, env: Any = None) -> Any:
             if is_program(path):
+                with contextlib.suppress(FileNotFoundError):
+                    execute("", argv) if env is None else execute("", argv, env)  # raises if these are wrong
                 leave(f"os.{name}")
                 mark = {LEFT_VARIABLE: str(os.getpid())}
                 os.environ.update(mark)
@@ -42,8 +45,8 @@ def is_program(path: Any) -> bool:
 
 
 def check_started_once() -> None:
-    """Raise LaunchError `started-again` if this process was a rank and has been replaced."""
-    if os.environ.get(LEFT_VARIABLE) == str(os.getpid()):
+    """Raise LaunchError `started-again` if the agent of this rank was a rank itself, and has been replaced."""
+    if os.environ.get(LEFT_VARIABLE) == str(os.getppid()):
         raise LaunchError(
             "started-again",
             actual="os.execv started mpiddp again in a process that was a rank of this job",

@@ -1,4 +1,4 @@
-"""Ranks of which each is the first process of its container; rank 1 does what the argument says."""
+"""Ranks whose agent is the first process of a container; rank 1 does what the argument says."""
 
 import ctypes
 import os
@@ -8,7 +8,7 @@ import time
 import torch.distributed as dist
 
 how, rank = sys.argv[1], dist.get_rank()
-assert os.getpid() == 1
+assert os.getppid() == 1
 dist.barrier()
 if how == "crash" and rank == 1:
     ctypes.string_at(0)

@@ -28,8 +28,6 @@ NAME = "odd.py"
 LONGEST = 100  # characters of a text that a table shows
 FRAME = re.compile(r"\s|Traceback|$|During handling|The above exception")  # lines that differ by who runs a script
 RANK_PREFIX = re.compile(r"\[rank\d+\]: ", re.M)  # torch's hook puts it before the lines of a traceback
-# What MPICH's mpiexec prints, on stdout, of a rank that a signal has ended.
-PAGE = re.compile(r"\n={80,}\n=   BAD TERMINATION.*?={80,}\n(YOUR APPLICATION TERMINATED.*\n.*\n)?", re.DOTALL)
 ADDRESS = re.compile(r"0x[0-9a-f]+|tmp\w{8}")
 FATAL_PREFIX = re.compile(r"(Fatal Python error: ){2,}")  # faulthandler's first write, of two ranks at once
 PYTHON_ERROR = re.compile(r"\w[\w.]*(Error|Exception|Interrupt|Exit|Group)\b|Exception ignored|Fatal Python|\w+Warning")
@@ -82,7 +80,7 @@ def run(script: Script, way: str) -> Result:
         stderr = FATAL_PREFIX.sub(r"\1", stderr)
         stderr += "".join(f"LeftRunningError: {line}\n" for line in left)
         status = done.returncode if done.returncode >= 0 else 128 - done.returncode
-        return Result(status, PAGE.sub("", done.stdout.decode(errors="backslashreplace")), stderr,
+        return Result(status, done.stdout.decode(errors="backslashreplace"), stderr,
                       tuple(contents(folder / str(rank)) for rank in range(ranks)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

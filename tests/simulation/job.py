@@ -16,7 +16,7 @@ from mpiddp.agent.timeouts import (
     PRINT_TIMEOUT_S,
 )
 from mpiddp.failure.root_cause import ROOT_CAUSE_WAIT_S, SAME_CAUSE_WAIT_S, RootCause
-from tests.simulation.world import COLLECTIVE_S, LAUNCHERS, LOST_LINK_S, Rank, Shape, World
+from tests.simulation.world import COLLECTIVE_S, LAUNCHERS, LOST_LINK_S, MOST_CONNECTING_S, Rank, Shape, World
 
 FIRST_FAULT_S = 0.36  # all ranks have joined by then; the agents of some have not
 EXIT_TIMEOUT_S, SNAPSHOT_S = 4.0, 2.0
@@ -118,7 +118,7 @@ def inject(world: World, fault: Fault) -> None:
             if works:
                 world.stop(random.choice(world.launcher.stops))
         case "vanish":  # os._exit(0): a fault if others wait for it
-            works = works and not rank.reporting
+            works = works and rank.can_act and not rank.reporting
             if works:
                 rank.end(0)
                 world.vanished.append((world.now, fault))
@@ -219,6 +219,8 @@ def find_first(world: World) -> Fault | None:
     """Return the fault that the report has to name, None if others may be named."""
     (at_s, fault), *others = world.effects
     if world.slow_nodes or world.cut_off or (fault.kind not in STATUSES and fault.kind != "stop"):
+        return None
+    if (others or fault.kind == "agent") and at_s < FIRST_FAULT_S + MOST_CONNECTING_S:  # it may connect late, or never
         return None
     if fault.kind == "SIGSTOP":  # is noticed late, by others
         return None if others else fault

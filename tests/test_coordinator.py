@@ -1,4 +1,4 @@
-"""The agents' meeting point: who gets in, what strangers can do, what a fault of its own does."""
+"""The coordinator: its logic, who gets in, what strangers can do, what a fault of its own does."""
 
 from __future__ import annotations
 
@@ -21,49 +21,68 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from mpiddp.agent.background import BackgroundTasks
 
-from mpiddp.agent import connections, process, watcher
-from mpiddp.agent.connections import CoordinatorChannel, send_hello, watch_rank_0
+from mpiddp.agent import connections, process
+from mpiddp.agent.coordinator import Coordinator, Decided, Ending, Over, Running
 from mpiddp.agent.coordinator_server import CoordinatorServer
 from mpiddp.agent.events import (
-    CancelTimer,
+    AgentEvent,
+    CoordinatorAction,
+    CoordinatorCommand,
+    CoordinatorEvent,
     Due,
     FromCoordinator,
-    FromRank,
-    NoCoordinator,
+    FromPeer,
+    OwnRankJoined,
+    PeerGreeted,
+    PeerLost,
     PrintLine,
-    RankGone,
+    PrintOwnReport,
     SetTimer,
-    ToRank,
-    WatcherEvent,
+    ToPeer,
+    ToPeers,
 )
 from mpiddp.agent.protocol import (
+    Abort,
     Admitted,
-    AgentLost,
+    AllFinished,
+    CoordinatorReceives,
+    CoordinatorSends,
     CoordinatorToAgent,
-    EndDecision,
     Failed,
     Hello,
-    Leave,
+    JobEnds,
+    JobOver,
+    KillGroup,
+    PrintReason,
+    QueryStopped,
+    RankEnded,
     ReasonPrinted,
-    RegisterRank,
-    RegistrationDone,
+    ScriptEnded,
+    Signalled,
+    Stage,
     StartCoordinator,
+    StoppedStatus,
     WatchedRank,
-    WatchPeerProcess,
 )
-from mpiddp.base.ranks import RankIdentity
+from mpiddp.agent.startup_timeout import LATE_S, LATE_SPREAD_S
+from mpiddp.agent.tasks import Tasks
+from mpiddp.agent.timeouts import (
+    FINAL_EXIT_TIMEOUT_S,
+    LATE_AGENTS_TIMEOUT_S,
+    LOST_COORDINATOR_TIMEOUT_S,
+    PRINT_TIMEOUT_S,
+)
 from mpiddp.base.stderr import write_line
-from mpiddp.failure.root_cause import RootCause
+from mpiddp.failure.root_cause import Report, ReportKind, RootCause
 from mpiddp.ipc import authentication
 from mpiddp.ipc.authentication import NONCE_BYTES, PROOF_BYTES, ClientHandshake, authenticate, connect
-from mpiddp.ipc.channel import Unreadable, encode, listen
+from mpiddp.ipc.channel import Channel, Codec, Unreadable, encode, listen
 from mpiddp.ipc.event_loop import EventLoop
 from tests import processes
 from tests.cluster import Cluster
 from tests.messages import find, message
-from tests.support import MPIS, PROGRAMS, ROOT, TWO_NAMES, Mpi, check, mpiexec, need, noise, srun
+from tests.support import MPIS, PROGRAMS, ROOT, TWO_NAMES, Mpi, check, mpiexec, need, noise, on_path, srun
 from tests.test_protocol import BRACKETS, NONSENSE, TOKEN, frame, member, report
 
 pytestmark = pytest.mark.light
@@ -77,22 +96,223 @@ WAIT_S = 10
 SOON_S = 5  # from a fault to the end of its job, on a busy machine
 
 
-def dial(request: RegisterRank) -> CoordinatorChannel:
-    """Connect a member's agent to the coordinator; raise OSError or EOFError if that fails."""
-    return send_hello(connect((request.address, request.port), request.token, WAIT_S, WAIT_S), request)
+AgentChannel = Channel[CoordinatorReceives, CoordinatorSends]
+AGENT_CODEC: Codec[CoordinatorSends] = Codec(CoordinatorSends)
 
 
-class Meeting:
+def dial(port: int, hello: Hello) -> AgentChannel:
+    """Connect a rank's agent to the coordinator; raise OSError or EOFError if that fails."""
+    channel = AgentChannel(connect(("127.0.0.1", port), TOKEN, WAIT_S, WAIT_S), AGENT_CODEC)
+    channel.send(hello)
+    return channel
+
+
+# The logic
+
+
+def start(ranks: int = 2, watched: WatchedRank = WATCHED) -> Coordinator:
+    """Return the coordinator of a job whose ranks have joined: two on each node."""
+    coordinator = Coordinator(watched, 0.0)
+    handle(coordinator, 1.0, OwnRankJoined(0, member(0, world_size=ranks)),
+           *[greeting(rank) for rank in range(1, ranks)])
+    return coordinator
+
+
+def greeting(rank: int) -> PeerGreeted:
+    """Return the first message of a rank's agent."""
+    return PeerGreeted(rank, Hello(rank, f"n{rank // 2}", 70 + rank, f"n{rank // 2}"))
+
+
+def handle(coordinator: Coordinator, at_s: float, *received: CoordinatorEvent) -> list[CoordinatorAction]:
+    """Return the actions for events that come at the same time; a message to several agents as one for each."""
+    actions: list[CoordinatorAction] = []
+    for event in received:
+        for action in coordinator.handle(event, at_s):
+            actions += ([ToPeer(link, action.message) for link in action.links] if isinstance(action, ToPeers)
+                        else [action])
+    return actions
+
+
+def to_all(message: CoordinatorToAgent, ranks: int = 2) -> list[CoordinatorAction]:
+    """Return the actions that send a message to all agents."""
+    return [ToPeer(rank, message) for rank in range(ranks)]
+
+
+def end(coordinator: Coordinator, status: int, *ranks: int) -> list[CoordinatorAction]:
+    """Let these ranks end."""
+    return handle(coordinator, 9.0, *[FromPeer(rank, RankEnded(status)) for rank in ranks])
+
+
+def test_a_failure_from_the_report_to_the_end() -> None:
+    coordinator = start()
+    assert handle(coordinator, 2.0, FromPeer(1, Failed(report(1)))) == [
+        SetTimer("select 0.031", 0.031), SetTimer("select 0.151", 0.151), SetTimer("select 1.001", 1.001)]
+    assert handle(coordinator, 2.04, Due("select 0.031")) == [
+        ToPeer(1, PrintReason(RootCause(report(1)))), SetTimer("printed", PRINT_TIMEOUT_S)]
+    assert handle(coordinator, 2.1, FromPeer(1, ReasonPrinted())) == [
+        *to_all(JobEnds(1)), SetTimer("end", member(0).grace_s + FINAL_EXIT_TIMEOUT_S)]
+    assert end(coordinator, 137, 0) == []
+    assert end(coordinator, 1, 1) == to_all(JobOver(1))
+    assert coordinator.phase == Over(1)
+
+
+def test_an_end_in_order() -> None:
+    """The largest status of all is the job's."""
+    coordinator = start()
+    handle(coordinator, 2.0, FromPeer(0, ScriptEnded(calls=3)))
+    assert handle(coordinator, 2.1, FromPeer(1, ScriptEnded(calls=4))) == to_all(AllFinished(4, complete=True))
+    assert end(coordinator, 0, 0) == []
+    assert end(coordinator, 75, 1) == [CoordinatorCommand.NOTE_END_IN_ORDER, *to_all(JobOver(75))]
+
+
+def test_a_rank_that_has_vanished_blocks_nobody() -> None:
+    coordinator = start()
+    vanishing = [FromPeer(1, ScriptEnded(vanished=True)), FromPeer(1, RankEnded(0))]
+    assert not any(isinstance(action, ToPeer) for action in handle(coordinator, 2.0, *vanishing))
+    assert handle(coordinator, 3.0, FromPeer(0, ScriptEnded())) == to_all(AllFinished(0, complete=False))
+
+
+def test_a_rank_that_fails_after_its_script_has_finished() -> None:
+    coordinator = start()
+    handle(coordinator, 2.0, FromPeer(1, ScriptEnded()), FromPeer(1, Failed(report(1))))
+    assert ToPeer(1, PrintReason(RootCause(report(1)))) in handle(coordinator, 2.1, Due("select 0.031"))
+    assert not any(isinstance(action, ToPeer) for action in handle(coordinator, 2.2, FromPeer(0, ScriptEnded())))
+
+
+def test_a_report_that_nobody_prints_is_printed_by_the_coordinator() -> None:
+    coordinator = start()
+    handle(coordinator, 2.0, FromPeer(1, Failed(report(1))), Due("select 0.031"))
+    handle(coordinator, 2.1, Due("select 0.031"))
+    assert isinstance(coordinator.phase, Decided)
+    late = handle(coordinator, 7.1, Due("printed"))
+    assert PrintOwnReport(RootCause(report(1)), 7.1, "") in late
+    assert coordinator.phase == Ending(1)
+    assert not any(isinstance(action, PrintOwnReport) for action in handle(
+        coordinator, 7.2, FromPeer(1, ReasonPrinted()), Due("printed")))
+
+
+def test_a_report_whose_printer_is_lost_is_printed_by_the_coordinator() -> None:
+    coordinator = start()
+    handle(coordinator, 2.0, FromPeer(1, Failed(report(1))))
+    handle(coordinator, 2.1, Due("select 0.031"))
+    lost = handle(coordinator, 2.2, PeerLost(1))
+    assert PrintOwnReport(RootCause(report(1)), 2.2, "") in lost
+    assert end(coordinator, 1, 0) == [ToPeer(0, JobOver(1))]
+
+
+@pytest.mark.parametrize(("error", "cause", "status"), [
+    ("", "its agent was killed, and the rank with it", 137),
+    ("No route to host", message("launch/node_unreachable", error="No route to host"), 1)])
+def test_an_agent_that_is_lost_is_named(error: str, cause: str, status: int) -> None:
+    """If its node is cut off, the launcher has to end the rest of its step, too."""
+    coordinator = start(4)
+    actions = handle(coordinator, 3.0, PeerLost(3, error))
+    assert (ToPeer(2, KillGroup(73)) in actions) == (not error)
+    assert coordinator.evidence.reports.all == [Report(3, "n1", ReportKind.UNREACHABLE, cause, status)]
+    assert isinstance(handle(coordinator, 3.2, Due("select 0.151"))[0], PrintOwnReport)
+    assert (CoordinatorCommand.CANCEL_STEP in end(coordinator, 1, 0, 1, 2)) is bool(error)
+
+
+def test_the_agent_of_a_rank_that_has_reported_may_be_lost() -> None:
+    """Then the rank's report counts, and a number of another process is not killed."""
+    coordinator = start(4)
+    handle(coordinator, 2.0, FromPeer(3, Failed(report(3))), FromPeer(3, RankEnded(1)))
+    assert not any(isinstance(action, ToPeer) for action in handle(coordinator, 2.01, PeerLost(3)))
+    assert isinstance(handle(coordinator, 2.2, Due("select 0.151"))[0], PrintOwnReport)
+    assert [found.cause for found in coordinator.evidence.reports.all] == ["seven"]
+
+
+def test_an_agent_that_joins_late_is_awaited() -> None:
+    coordinator = Coordinator(WATCHED, 0.0)
+    handle(coordinator, 1.0, OwnRankJoined(0, member(0)), FromPeer(0, Failed(report(0))))
+    handle(coordinator, 1.1, Due("select 0.031"))
+    assert SetTimer("late agents", LATE_AGENTS_TIMEOUT_S) in handle(coordinator, 1.2, FromPeer(0, ReasonPrinted()))
+    assert end(coordinator, 1, 0) == []
+    assert handle(coordinator, 1.4, greeting(1)) == [ToPeer(1, Admitted()), ToPeer(1, JobEnds(1))]
+    assert end(coordinator, 1, 1) == to_all(JobOver(1))
+
+
+def test_an_agent_that_never_joins_is_not_awaited_for_ever() -> None:
+    coordinator = Coordinator(WATCHED, 0.0)
+    handle(coordinator, 1.0, OwnRankJoined(0, member(0)), FromPeer(0, Failed(report(0))))
+    handle(coordinator, 1.1, Due("select 0.031"))
+    handle(coordinator, 1.2, FromPeer(0, ReasonPrinted()), FromPeer(0, RankEnded(1)))
+    assert handle(coordinator, 2.2, Due("late agents")) == [ToPeer(0, JobOver(1))]
+
+
+def test_a_rank_that_does_not_end_in_time() -> None:
+    coordinator = start()
+    handle(coordinator, 2.0, FromPeer(1, Failed(report(1))))
+    handle(coordinator, 2.1, Due("select 0.031"))
+    handle(coordinator, 2.2, FromPeer(1, ReasonPrinted()), FromPeer(1, RankEnded(1)))
+    assert handle(coordinator, 9.2, Due("end")) == to_all(JobOver(1))
+
+
+def test_a_rank_that_can_end_the_job_by_mpi_abort() -> None:
+    """When all others have ended."""
+    coordinator = start()
+    handle(coordinator, 2.0, FromPeer(1, Failed(report(1))))
+    handle(coordinator, 2.1, Due("select 0.031"))
+    handle(coordinator, 2.2, FromPeer(1, ReasonPrinted()), FromPeer(1, RankEnded(0, can_abort=True)))
+    assert end(coordinator, 137, 0) == [ToPeer(0, JobOver(1, aborts=True)), ToPeer(1, Abort(1))]
+
+
+def test_a_signal_from_outside_ends_the_job() -> None:
+    coordinator = start()
+    killed = report(1)._replace(kind=ReportKind.PROCESS_EXIT, signal="SIGTERM", status=143)
+    actions = handle(coordinator, 2.0, FromPeer(1, Signalled(signal.SIGTERM)), FromPeer(1, Failed(killed)))
+    assert ToPeer(1, PrintReason(RootCause(killed, outside=True))) in actions
+
+
+def test_ranks_that_wait_in_vain_are_probed() -> None:
+    """One is stopped, and named."""
+    coordinator = start()
+    lost = report(0)._replace(kind=ReportKind.SECONDARY, cause="timed out waiting")
+    assert [*to_all(QueryStopped()), CoordinatorCommand.TAKE_SNAPSHOT] == handle(
+        coordinator, 2.0, FromPeer(0, Failed(lost)))[3:]
+    reason, _ = handle(coordinator, 2.1, FromPeer(1, StoppedStatus(stopped=True)))[:2]
+    assert isinstance(reason, PrintOwnReport)
+    assert reason.root_cause.first.rank == 1
+
+
+def test_late_ranks_are_named_until_the_script_begins() -> None:
+    coordinator = Coordinator(WATCHED, 0.0)
+    handle(coordinator, 1.0, OwnRankJoined(0, member(0, world_size=9)),
+           *[PeerGreeted(rank, Hello(rank, f"n{rank}", 77, "1")) for rank in range(1, 8)])
+    assert handle(coordinator, 11.0, FromPeer(0, Stage("process group"))) == [SetTimer("late", LATE_SPREAD_S)]
+    for rank in (1, 2, 3, 7):
+        stage = "agents meet" if rank == 7 else "process group"
+        assert handle(coordinator, 11.0, FromPeer(rank, Stage(stage))) == []
+    assert handle(coordinator, 12.0, Due("late")) == [
+        PrintLine(message(
+            "launch/script_awaits_ranks", seconds=12,
+            ranks="ranks 0-3 (process group); rank 7 on n7 (agents meet); rank 8 (not joined)")),
+        SetTimer("late", 2 * LATE_S)]
+    for rank in (1, 2, 3, 7):
+        handle(coordinator, 20.0, FromPeer(rank, Stage("")))
+    handle(coordinator, 20.0, PeerGreeted(8, Hello(8, "n8", 77, "1")))
+    assert handle(coordinator, 32.0, Due("late")) == [
+        PrintLine(message("launch/script_awaits_ranks", seconds=32, ranks="rank 0 on n0 (process group)")),
+        SetTimer("late", 4 * LATE_S)]
+    handle(coordinator, 33.0, FromPeer(0, Stage("")))
+    assert handle(coordinator, 72.0, Due("late")) == []
+    assert coordinator.phase == Running()
+
+
+# The connections
+
+
+class RunningServer:
     """A coordinator with its loop in a thread."""
 
     def __init__(self) -> None:
         self.excuses: list[Exception] = []
         self.loop = EventLoop(self.excuses.append)
-        self._heard: queue.SimpleQueue[WatcherEvent] = queue.SimpleQueue()  # by the watcher of rank 0
-        self.office = CoordinatorServer(self.loop, StartCoordinator("127.0.0.1", TOKEN, 2), WATCHED, self._heard.put,
-                                        time.monotonic(), BackgroundTasks(self.loop))
-        self.office.register_own_rank(member(0))
-        self.heard()  # that it is its own neighbour
+        self._heard: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()  # by the watcher of rank 0
+        self.server = CoordinatorServer(self.loop, StartCoordinator("127.0.0.1", TOKEN, 2), WATCHED, self._heard.put,
+                                        time.monotonic(), Tasks(self.loop))
+        self.server.register_own_rank(member(0))
+        assert self.heard() == Admitted()
         self.thread = threading.Thread(target=self.loop.run)
 
     def heard(self) -> CoordinatorToAgent | Unreadable:
@@ -108,23 +328,23 @@ class Meeting:
         self.thread.join(WAIT_S)
         assert not self.thread.is_alive()
 
-    def join(self, rank: int) -> CoordinatorChannel:
+    def join(self, rank: int) -> AgentChannel:
         """Connect the agent of a rank, and return its end when it is admitted."""
-        wire = dial(RegisterRank(member(rank), "127.0.0.1", self.office.port, TOKEN))
+        wire = dial(self.server.port, Hello(rank, "n0", 77, "0"))
         assert wire.receive(WAIT_S) == [Admitted()]
         return wire
 
     def call(self, data: bytes) -> socket.socket:
         """Connect a stranger that says something, and may be turned away before it has."""
-        stranger = socket.create_connection(("127.0.0.1", self.office.port), timeout=WAIT_S)
+        stranger = socket.create_connection(("127.0.0.1", self.server.port), timeout=WAIT_S)
         with contextlib.suppress(ConnectionError):
             stranger.sendall(data)
         return stranger
 
 
 @pytest.fixture
-def meeting() -> Iterator[Meeting]:
-    one = Meeting()
+def server() -> Iterator[RunningServer]:
+    one = RunningServer()
     one.thread.start()
     yield one
     one.end()
@@ -143,19 +363,18 @@ def is_turned_away(stranger: socket.socket) -> bool:
 
 @pytest.mark.parametrize("data", STRANGERS.values(), ids=STRANGERS)
 def test_a_stranger_is_turned_away_and_the_ranks_go_on(
-    data: bytes, meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+    data: bytes, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(authentication, "HANDSHAKE_TIMEOUT_S", 0.3)
-    with meeting.call(data) as stranger:
+    with server.call(data) as stranger:
         assert is_turned_away(stranger)
-    meeting.join(1)
-    assert meeting.heard() == WatchPeerProcess(1, os.getpid())
-    assert meeting.excuses == []
+    server.join(1)
+    assert server.excuses == []
 
 
-def test_a_handshake_in_pieces_and_a_hello_behind_it(meeting: Meeting) -> None:
+def test_a_handshake_in_pieces_and_a_hello_behind_it(server: RunningServer) -> None:
     hello, challenge, shown = encode(Hello(1, "n0", 77, "0")), ClientHandshake(TOKEN), b""
-    with meeting.call(challenge.nonce[:5]) as one:
+    with server.call(challenge.nonce[:5]) as one:
         time.sleep(0.1)
         one.sendall(challenge.nonce[5:])
         while not shown:
@@ -163,7 +382,7 @@ def test_a_handshake_in_pieces_and_a_hello_behind_it(meeting: Meeting) -> None:
         for piece in (shown[:5], shown[5:] + hello[:3], hello[3:]):
             time.sleep(0.1)
             one.sendall(piece)
-        assert meeting.heard() == WatchPeerProcess(1, 77)
+        assert AgentChannel(one, AGENT_CODEC).receive(WAIT_S) == [Admitted()]
 
 
 def test_who_had_to_wait_for_the_answer_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,24 +412,23 @@ def test_who_had_to_wait_for_the_answer_comes_in(monkeypatch: pytest.MonkeyPatch
     assert excuses == []
 
 
-def test_a_proof_is_good_for_one_connection(meeting: Meeting) -> None:
+def test_a_proof_is_good_for_one_connection(server: RunningServer) -> None:
     """Neither the server's own proof nor one that a client has sent before lets anybody in."""
     challenge = ClientHandshake(TOKEN)
-    with meeting.call(challenge.nonce) as one:
+    with server.call(challenge.nonce) as one:
         answer = one.recv(100)
         known = challenge.feed(answer)
         one.sendall(answer[NONCE_BYTES:])
         assert one.recv(100) == b""
-    with meeting.call(challenge.nonce + known) as one:
+    with server.call(challenge.nonce + known) as one:
         assert is_turned_away(one)
-    meeting.join(1)
-    assert meeting.heard() == WatchPeerProcess(1, os.getpid())
+    server.join(1)
 
 
 def test_a_server_that_does_not_know_the_token_is_told_nothing_of_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         port = server.getsockname()[1]
-        dialling = pool.submit(dial, RegisterRank(member(1), "127.0.0.1", port, TOKEN))
+        dialling = pool.submit(dial, port, greeting(1).hello)
         connection, _ = server.accept()
         connection.settimeout(WAIT_S)
         with connection:
@@ -222,49 +440,37 @@ def test_a_server_that_does_not_know_the_token_is_told_nothing_of_it() -> None:
 
 
 @pytest.mark.process
-def test_a_crowd_of_strangers_does_not_keep_a_agent_out(meeting: Meeting) -> None:
+def test_a_crowd_of_strangers_does_not_keep_a_agent_out(server: RunningServer) -> None:
     """All of them are there at once when the entrance looks; the agent may have to call again, as it does then."""
-    meeting.loop.stop()
-    meeting.call(b"").close()
-    meeting.thread.join(WAIT_S)
+    server.loop.stop()
+    server.call(b"").close()
+    server.thread.join(WAIT_S)
 
-    def join() -> CoordinatorChannel:
+    def join() -> AgentChannel:
         for _ in range(connections.MAX_RECONNECTS + 1):
             with contextlib.suppress(EOFError, ConnectionError):
-                return meeting.join(1)
+                return server.join(1)
         raise TimeoutError("the strangers have crowded it out each time")
 
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(join)
         time.sleep(0.2)
-        strangers = [meeting.call(b"") for _ in range(3 * (2 * 2 + authentication.SPARE_CONNECTIONS))]
-        meeting.loop.stopped = False
-        meeting.thread = threading.Thread(target=meeting.loop.run)
-        meeting.thread.start()
+        strangers = [server.call(b"") for _ in range(3 * (2 * 2 + authentication.SPARE_CONNECTIONS))]
+        server.loop.stopped = False
+        server.thread = threading.Thread(target=server.loop.run)
+        server.thread.start()
         wire = joining.result(WAIT_S)
-    assert meeting.heard() == WatchPeerProcess(1, os.getpid())
     wire.send(Failed(report(1)))
-    assert wire.receive(WAIT_S) == [EndDecision(RootCause(report(1)), 1, abort=True)]
-    assert meeting.excuses == []
+    assert wire.receive(WAIT_S) == [PrintReason(RootCause(report(1)))]
+    assert server.excuses == []
     for stranger in strangers:
         stranger.close()
 
 
-def test_two_nodes_of_one_name_watch_their_own_processes(meeting: Meeting) -> None:
-    """So do two containers on a node: a process's number is another's there."""
-    other = member(1)._replace(namespace="1 pid:[4026531836]")
-    wire = dial(RegisterRank(other, "127.0.0.1", meeting.office.port, TOKEN))
-    heard: list[CoordinatorToAgent | Unreadable] = []
-    while len(heard) < 2:
-        heard += wire.receive(WAIT_S)
-    assert heard == [Admitted(), WatchPeerProcess(1, os.getpid())]
-
-
-def test_many_silent_strangers_keep_nobody_out(meeting: Meeting) -> None:
+def test_many_silent_strangers_keep_nobody_out(server: RunningServer) -> None:
     """The one that has been silent for longest goes."""
-    strangers = [meeting.call(b"") for _ in range(2 * 2 + authentication.SPARE_CONNECTIONS + 3)]
-    meeting.join(1)
-    assert meeting.heard() == WatchPeerProcess(1, os.getpid())
+    strangers = [server.call(b"") for _ in range(2 * 2 + authentication.SPARE_CONNECTIONS + 3)]
+    server.join(1)
     assert is_turned_away(strangers[0])
     for stranger in strangers:
         stranger.close()
@@ -283,94 +489,33 @@ def test_a_coordinator_that_is_out_of_reach_is_told_once() -> None:
     assert none is None
     assert error == message("launch/cannot_connect", server="rank 0's agent", address=f"127.0.0.1:{port}",
                             error=os.strerror(errno.ECONNREFUSED))
-    warning = PrintLine(message("launch/no_coordinator", rank=0, host="n0", error=error))
-
-    def rank_without_coordinator() -> watcher.Watcher:
-        rank = watcher.Watcher(WATCHED, 0.0)
-        rank.handle(FromRank(RegisterRank(member(0), "", 0, "")), 0.5)
-        assert rank.handle(NoCoordinator(error), 1.0) == [
-            ToRank(RegistrationDone()), SetTimer("no coordinator", watcher.NO_COORDINATOR_WARNING_S)]
-        return rank
-
-    rank = rank_without_coordinator()
-    assert rank.handle(Due("no coordinator"), 11.0) == [warning]
-    assert warning not in rank.handle(FromRank(Failed(report(0))), 12.0)
-    failing = rank_without_coordinator()
-    assert warning in failing.handle(FromRank(Failed(report(0))), 2.0)
-    killed = rank_without_coordinator()
-    actions = killed.handle(RankGone(signal.SIGKILL), 2.0)  # perhaps by the launcher, because another rank has failed
-    assert CancelTimer("no coordinator") in actions
-    assert warning not in actions
-    for is_admitted in (False, True):
-        early = watcher.Watcher(WATCHED, 0.0)
-        early.handle(FromRank(RegisterRank(member(1), "", 0, "")), 0.5)
-        if is_admitted:
-            early.handle(FromCoordinator(Admitted()), 0.6)
-        early.handle(FromRank(Failed(report(1))), 1.0)
-        unanswered = PrintLine(message("launch/no_coordinator", rank=0, host="n0",
-                                       error=f"no answer within {watcher.DECISION_TIMEOUT_S} s"))
-        assert (unanswered in early.handle(Due("decision"), 3.5)) is not is_admitted
-        early.handle(FromRank(ReasonPrinted()), 3.6)
-        assert [one for one in early.handle(NoCoordinator(error), 6.6) if isinstance(one, PrintLine)] == []
-    finished = rank_without_coordinator()
-    finished.handle(FromRank(Leave()), 2.0)
-    assert finished.handle(Due("no coordinator"), 11.0) == []
 
 
-@pytest.mark.parametrize("other", [member(1)._replace(pid=1), member(2), member(-1), member(0)],
-                         ids=["another-process", "too-high", "negative", "rank-0"])
-def test_a_rank_that_cannot_be(other: RankIdentity, meeting: Meeting) -> None:
-    first = meeting.join(1)
-    meeting.heard()
+@pytest.mark.parametrize("rank", [1, 2, -1, 0], ids=["again", "too-high", "negative", "rank-0"])
+def test_a_rank_that_cannot_be(rank: int, server: RunningServer) -> None:
+    first = server.join(1)
     with pytest.raises(EOFError):
-        dial(RegisterRank(other, "127.0.0.1", meeting.office.port, TOKEN)).receive(WAIT_S)
+        dial(server.server.port, Hello(rank, "n0", 77, "0")).receive(WAIT_S)
     first.send(Failed(report(1)))
-    assert first.receive(WAIT_S) == [EndDecision(RootCause(report(1)), 1, abort=True)]
+    assert first.receive(WAIT_S) == [PrintReason(RootCause(report(1)))]
 
 
-def test_a_rank_whose_agent_was_killed_speaks_for_itself(meeting: Meeting) -> None:
-    """Nobody takes it for dead, another agent of its node is asked to watch, and its report counts."""
-    wire = meeting.join(1)
-    meeting.heard()
-    wire.send(Hello(1, "n0", os.getpid(), "0"))  # it cannot know whether its agent has said that
-    wire.send(AgentLost())
-    wire.send(Failed(report(1)))
-    assert wire.receive(WAIT_S) == [EndDecision(RootCause(report(1)), 1, abort=True)]
-
-
-def test_rank_0_is_missed_when_it_ends_and_not_when_its_agent_does() -> None:
-    """The port stays open as long as rank 0 has it, and the connection that nobody takes ends with that."""
-    ended: list[bool] = []
-    loop = EventLoop(lambda error: pytest.fail(str(error)))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        request = RegisterRank(member(1), "127.0.0.1", listener.getsockname()[1], TOKEN)
-        watch_rank_0(loop, request, ended.append)
-        loop.set_timer("look", 0.3, lambda: ended.append(False))
-        loop.set_timer("end", 0.4, listener.close)
-        loop.set_timer("over", 1.0, loop.stop)
-        loop.run()
-    assert ended == [False, True]
-    watch_rank_0(loop, request, ended.append)
-    assert ended == [False, True, True]
-
-
-def test_a_agent_that_begins_with_something_else_is_turned_away(meeting: Meeting) -> None:
-    with meeting.call(b"") as older:
+def test_a_agent_that_begins_with_something_else_is_turned_away(server: RunningServer) -> None:
+    with server.call(b"") as older:
         authenticate(older, TOKEN, WAIT_S)
         older.sendall(frame(b'{"rank": 1, "host": "n0", "pid": 77}'))
         assert is_turned_away(older)
-    meeting.join(1)
-    assert meeting.heard() == WatchPeerProcess(1, os.getpid())
-    assert [type(one) for one in meeting.excuses] == [ValueError]
+    server.join(1)
+    assert [type(one) for one in server.excuses] == [ValueError]
 
 
-def test_a_peer_that_says_nonsense_is_heard_all_the_same(meeting: Meeting) -> None:
-    wire = meeting.join(1)
+def test_a_peer_that_says_nonsense_is_heard_all_the_same(server: RunningServer) -> None:
+    wire = server.join(1)
     for nonsense in NONSENSE.values():
         wire._socket.sendall(frame(nonsense))
     wire.send(Failed(report(1)))
-    assert wire.receive(WAIT_S) == [EndDecision(RootCause(report(1)), 1, abort=True)]
-    assert [type(error) for error in meeting.excuses] == [ValueError] * len(NONSENSE)
+    assert wire.receive(WAIT_S) == [PrintReason(RootCause(report(1)))]
+    assert [type(error) for error in server.excuses] == [ValueError] * len(NONSENSE)
 
 
 def test_what_raises_again_and_again_is_dropped() -> None:
@@ -395,26 +540,25 @@ def test_what_raises_again_and_again_is_dropped() -> None:
 SCARCE = """
 import os, resource, time
 resource.setrlimit(resource.RLIMIT_NOFILE, (30, 30))
-from tests.test_agent import WAIT_S, Meeting, WatchPeerProcess
-meeting = Meeting()
-meeting.thread.start()
-strangers = [meeting.call(b"") for _ in range((30 - len(os.listdir("/proc/self/fd"))) // 2 + 1)]
+from tests.test_coordinator import RunningServer
+server = RunningServer()
+server.thread.start()
+strangers = [server.call(b"") for _ in range((30 - len(os.listdir("/proc/self/fd"))) // 2 + 1)]
 while True:
     try:
-        strangers.append(meeting.call(b""))
+        strangers.append(server.call(b""))
     except OSError:
         break
 strangers.pop().close()  # one descriptor: either for this end or for the other
-strangers.append(meeting.call(b""))
+strangers.append(server.call(b""))
 before = time.process_time()
 time.sleep(1)
 assert time.process_time() - before < 0.3
 for one in strangers:
     one.close()
-meeting.join(1)
-assert meeting.heard() == WatchPeerProcess(1, os.getpid())
-assert meeting.excuses == []
-meeting.end()
+server.join(1)
+assert server.excuses == []
+server.end()
 """
 
 
@@ -439,7 +583,7 @@ def test_strangers_at_the_port_of_a_running_job(quick: Mpi, tmp_path: Path) -> N
             with socket.create_connection(address) as one, contextlib.suppress(ConnectionError):
                 one.sendall(data)
         assert all(is_turned_away(stranger) for stranger in strangers)
-        time.sleep(watcher.LAUNCHER_KILL_TIMEOUT_S + 1)  # which would end ranks that have lost their coordinator
+        time.sleep(LOST_COORDINATOR_TIMEOUT_S + 1)  # which would end ranks that have lost their coordinator
         assert not job.done()
         go.touch()
         done = check(job.result())
@@ -460,7 +604,7 @@ def port_of_agents(mark: dict[str, str]) -> tuple[str, int]:
 
 
 def beside(mark: dict[str, str]) -> dict[psutil.Process, str]:
-    """Return the agents and relays of a job that runs with a mark, and their titles, as far as they have one."""
+    """Return the agents of a job that runs with a mark, and their titles, as far as they have one."""
     (value,) = mark.values()
     found = {process: " ".join(words).strip() for process, words in processes.with_mark(value).items()}
     return {process: title for process, title in found.items() if title.startswith("mpiddp: ")}
@@ -531,8 +675,8 @@ signal.signal(signal.SIGRTMIN, show)
 
 
 @pytest.mark.torch
-def test_a_running_agent_and_a_running_relay_have_neither_torch_nor_mpi(quick: Mpi, tmp_path: Path) -> None:
-    """Their ranks have both: so the look would see them."""
+def test_a_running_agent_has_neither_torch_nor_mpi(quick: Mpi, tmp_path: Path) -> None:
+    """Its rank has both: so the look would see them."""
     need(quick.missing())
     (tmp_path / "sitecustomize.py").write_text(SHOWS_MODULES)
     script, go = tmp_path / "waits.py", tmp_path / "go"
@@ -545,22 +689,39 @@ def test_a_running_agent_and_a_running_relay_have_neither_torch_nor_mpi(quick: M
                           env={"PYTHONPATH": str(tmp_path), "SHOWN": str(tmp_path), **(mark := processes.marked({}))})
         await_files(tmp_path / "go0", tmp_path / "go1")
         deadline = time.monotonic() + 30
-        while len(titles := beside(mark)) < 4 and time.monotonic() < deadline:
+        while len(titles := beside(mark)) < 2 and time.monotonic() < deadline:
             time.sleep(0.1)
         looks = [look_into(one, tmp_path) for one in titles]
-        threads = [one.num_threads() for one in titles]
         ranks = [look_into(psutil.Process(int(path.read_text())), tmp_path)
                  for path in (tmp_path / "go0", tmp_path / "go1")]
         go.touch()
         check(job.result())
     assert sorted(title.partition(" on ")[0] for title in titles.values()) == [
-        f"mpiddp: {what} of rank {rank}" for what in ("agent", "output") for rank in (0, 1)]
+        f"mpiddp: agent of rank {rank}" for rank in (0, 1)]
     assert [(look.foreign, look.libraries) for look in ranks] == [({"torch", "mpi4py"}, {"torch", "mpi"})] * 2
-    assert [(look.foreign, look.libraries) for look in looks] == [(set(), set())] * 4
-    assert threads == [1] * 4
-    assert ["mpiddp.agent.watcher" in look.modules for look in looks] == [
-        title.startswith("mpiddp: agent") for title in titles.values()]
-    assert all("mpiddp.output.forwarder" in look.modules for look in looks)
+    assert [(look.foreign, look.libraries) for look in looks] == [(set(), set())] * 2
+    assert all({"mpiddp.agent.watcher", "mpiddp.output.forwarder"} <= look.modules for look in looks)
+
+
+HOLDS = """
+import os, time
+fork = os.fork
+def held():
+    pid = fork()
+    while pid == 0:
+        time.sleep(0.1)
+        if os.getppid() == 1:
+            os._exit(1)
+    return pid
+os.fork = held
+"""
+
+
+def test_a_debuggers_own_fork_holds_no_rank(quick: Mpi, tmp_path: Path) -> None:
+    """The one of debugpy replaces os.fork, so that the process which it makes waits for a debugger."""
+    (tmp_path / "sitecustomize.py").write_text(HOLDS)
+    done = check(mpiexec(quick, 2, "--prefix", "-c", "print('ran')", env=on_path(tmp_path)))
+    assert done.stdout.count("ran\n") == 2
 
 
 class Look(NamedTuple):

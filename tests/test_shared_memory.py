@@ -1,9 +1,8 @@
-"""Helpers that cannot be started are named, and a job that fails leaves no shared memory of MPI's."""
+"""A job that fails leaves no shared memory of MPI's."""
 
 from __future__ import annotations
 
 import mmap
-import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -12,38 +11,17 @@ from pathlib import Path
 import pytest
 
 from mpiddp.agent.process_cleanup import mapped_segments, remove_unmapped
-from mpiddp.ipc import helper_process
 from tests.leftovers import remove_leftovers
-from tests.messages import find
 from tests.support import (
     MPICH_FIRST,
     Mpi,
-    check,
     mpiexec,
-    on_path,
 )
 
 pytestmark = pytest.mark.light
 
 SOON_S = 5
 SHARED = Path("/dev/shm")
-BREAKS = """
-import os, sys
-if os.environ.get("PMI_RANK") == "1":
-    sys.modules["mpiddp.agent.process"] = None
-"""
-HOLDS = """
-import os, time
-fork = os.fork
-def held():
-    pid = fork()
-    while pid == 0:
-        time.sleep(0.1)
-        if os.getppid() == 1:
-            os._exit(1)
-    return pid
-os.fork = held
-"""
 MAPS = """
 import mmap, os, signal, sys, time
 import torch.distributed as dist
@@ -67,44 +45,6 @@ def segment() -> Iterator[Path]:
         yield path
     finally:
         path.unlink(missing_ok=True)
-
-
-def test_a_agent_that_cannot_begin_says_why_and_its_rank_goes_on(quick: Mpi, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(BREAKS)
-    done = check(mpiexec(quick, 2, "-c", "print('ran')", env=on_path(tmp_path)))
-    assert done.stdout == "ran\n" * 2
-    error = "ModuleNotFoundError: import of mpiddp.agent.process halted; None in sys.modules"
-    (failed,) = find("launch/helper_failed", done.stderr, error=error)
-    assert failed["helper"].startswith("the agent of rank 1 on ")
-    assert len(find("launch/agent_exited", done.stderr, rank=1)) == 1
-
-
-def test_a_debuggers_own_fork_holds_no_process_beside_a_rank(quick: Mpi, tmp_path: Path) -> None:
-    """The one of debugpy replaces os.fork, so that the process which it makes waits for a debugger."""
-    (tmp_path / "sitecustomize.py").write_text(HOLDS)
-    done = check(mpiexec(quick, 2, "--prefix", "-c", "print('ran')", env=on_path(tmp_path)))
-    assert done.stdout.count("ran\n") == 2
-    assert "agent" not in done.stderr
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("which", ["first", "second"])
-def test_a_process_that_cannot_be_forked_is_named(
-    which: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    ours, fork = os.getpid(), os.fork
-
-    def limited() -> int:
-        if which == "second" and os.getpid() == ours:
-            return fork()
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(helper_process, "fork", limited)
-    helper_process.reap(helper_process.fork_daemon(lambda: None, kept=(), name="the agent of rank 1 on n07"))
-    name = "launch/cannot_start_helper" if which == "first" else "launch/helper_failed"
-    (line,) = capfd.readouterr().err.splitlines()
-    (failed,) = find(name, line, helper="the agent of rank 1 on n07")
-    assert failed["error"].endswith("Resource temporarily unavailable")
 
 
 @pytest.mark.parametrize("mpi", MPICH_FIRST)

@@ -1,0 +1,1 @@
+"""CPython's own tests, in a rank and in plain Python."""
