@@ -65,14 +65,6 @@ def test_each_rank_that_raises_calls_its_hook_first(mpi: Mpi, tmp_path: Path) ->
     assert done.stderr.count("mpiddp: failed: ") == 1
 
 
-@pytest.mark.thorough("test_each_rank_that_raises_calls_its_hook_first")
-def test_what_a_hook_prints_besides_a_traceback_is_shown(quick: Mpi, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(HOOK)
-    done = check(mpiexec(quick, 2, "--abort-grace", "60", script, tmp_path), 1)
-    assert done.stderr.count("the hook of rank 1") == 1
-
-
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_a_job_that_has_left_leaves_no_hook_behind(mpi: Mpi) -> None:
     need(mpi.missing())

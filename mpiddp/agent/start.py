@@ -18,7 +18,7 @@ from ..where import progress  # noqa: F401 (its page is shared by the rank and i
 from ..where.protocol import InspectFds
 from . import client, protocol
 
-PR_SET_PDEATHSIG = 1  # (linux/prctl.h)
+PR_SET_PDEATHSIG, PR_SET_PTRACER = 1, 0x59616D61  # (linux/prctl.h)
 DEVNULL_FOR_STDIN = 0
 
 
@@ -77,7 +77,9 @@ def fork_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None) ->
         inspect_fds = InspectFds(stack_reading, stack_writing, our_query.detach())
         os.close(stack_writing)
         run_agent(RankProcess(pid, Channel(ours, RANK_CODEC), crash_reading, inspect_fds, streams), watched, began_s)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(PR_SET_PTRACER, agent_pid, 0, 0, 0)  # else Yama lets py-spy, the agent's child, read no stack
     if os.getppid() != agent_pid:  # it has died meanwhile
         os.kill(os.getpid(), signal.SIGKILL)
     if watched.has_own_group:
