@@ -66,14 +66,6 @@ def test_files_are_closed_and_objects_destroyed(mpi: Mpi, end: str, status: int,
     assert status or list(tmp_path.glob("*.temporary")) == []
 
 
-def test_a_thread_that_runs_on_is_stopped_and_quiet(quick: Mpi, tmp_path: Path) -> None:
-    """It uses the globals that are dropped; rank 1 would wait for rank 0 meanwhile."""
-    done = check(mpiexec(quick, 2, SCRIPT, tmp_path, "thread"))
-    for rank in (0, 1):
-        assert contents(tmp_path, rank, TEXTS) == dict.fromkeys(TEXTS, "kept")
-    assert "NoneType" not in done.stderr
-
-
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_files_of_a_rank_that_is_ended_are_flushed(mpi: Mpi, tmp_path: Path) -> None:
     """It sleeps, and the launcher kills it."""
@@ -90,13 +82,6 @@ def test_a_forked_child_closes_its_files(quick: Mpi, tmp_path: Path) -> None:
     assert [(tmp_path / name).read_text() for name in ("True", "False")] == ["kept"] * 2
 
 
-@pytest.mark.parametrize(("end", "status"), [("", 0), ("raise ValueError('seven')", 1)])
-def test_the_scripts_objects_are_searched_for_files_once(quick: Mpi, end: str, status: int) -> None:
-    code = ("import gc, os\ndef count(search=gc.get_objects, write=os.write):\n    write(1, b'searched\\n')\n"
-            f"    return search()\ngc.get_objects = count\n{end}")
-    assert check(mpiexec(quick, 1, "-c", code), status).stdout == "searched\n"
-
-
 def test_os_exit_leaves_objects_as_they_are(quick: Mpi, tmp_path: Path) -> None:
     """As by Python."""
     code = ("import os, weakref\nclass Last:\n    def __del__(self):\n        os.write(1, b'destroyed')\n"
@@ -105,7 +90,7 @@ def test_os_exit_leaves_objects_as_they_are(quick: Mpi, tmp_path: Path) -> None:
 
 
 def test_a_file_that_takes_nothing_is_given_up(quick: Mpi, tmp_path: Path) -> None:
-    """Then the rank ends by itself, with its own status, and is not killed."""
+    """Then the rank is killed when its grace is over; the status is that of its error."""
     os.mkfifo(fifo := tmp_path / "full")
     held = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
     with contextlib.suppress(BlockingIOError):
@@ -116,7 +101,7 @@ def test_a_file_that_takes_nothing_is_given_up(quick: Mpi, tmp_path: Path) -> No
         done = check(mpiexec(quick, 2, "--abort-grace", "1", "-c", code), 1)
     finally:
         os.close(held)
-    assert len(find("launch/cleanup_timeout", done.stderr, limit="1 s")) == 1
+    assert len(find("launch/cleanup_timeout", done.stderr, limit="1 s")) == 2  # both ranks raise
 
 
 def test_odd_modules_and_streams_are_no_failure(quick: Mpi, tmp_path: Path) -> None:

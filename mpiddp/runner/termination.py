@@ -133,7 +133,6 @@ class Termination:
         """End the job for the reason in `report`, and return the job's status; see AgentClient.report_failure()."""
         with self._lock:
             if self._failed_status is None:
-                flush_files()
                 flush()
                 self._failed_status = self._agent.report_failure(report, print_stack)
             return self._failed_status
@@ -143,10 +142,11 @@ class Termination:
 
         Open MPI's mpirun would take two seconds to end, and would print a page, if the agents exited by themselves.
         """
-        flush_files()
-        flush()
-        if self._can_abort and self.is_own_process() and (status := self._agent.await_abort()) is not None:
-            abort(sys.modules["mpi4py.MPI"], status)
+        if self._can_abort and self.is_own_process():
+            flush_files()
+            flush()
+            if (status := self._agent.await_abort()) is not None:
+                abort(sys.modules["mpi4py.MPI"], status)
 
     def refuse(self, error: LaunchError, text: str) -> NoReturn:
         """Print why this rank cannot start, and end the job."""

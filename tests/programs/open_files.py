@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import time
 import zipfile
 from typing import Any, TextIO
@@ -52,13 +51,6 @@ class Raises:
         raise ValueError("raised at the end")
 
 
-def run_on() -> None:
-    """Use globals until the process ends."""
-    while True:
-        time.sleep(0.001)
-        path(rank)
-
-
 def work() -> None:
     """Hold in a frame what a failure keeps alive by its traceback."""
     local = open(path("local"), "w")
@@ -87,8 +79,6 @@ temporary = tempfile.NamedTemporaryFile(dir=folder, suffix=".temporary")
 logging.held = open(path("library"), "w")  # type: ignore[attr-defined]
 print("kept", file=logging.held)  # type: ignore[attr-defined]
 last, raises = Last("global"), Raises()
-if end == "thread":
-    threading.Thread(target=run_on, daemon=True).start()
 if end == "handler":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 if end == "raise on rank 0" and rank == "0":
