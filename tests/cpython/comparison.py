@@ -14,7 +14,8 @@ from typing import NamedTuple
 from tests import processes
 from tests.support import MPIS, mpiexec_command, single_node_environ
 
-from .reasons import REASONS, Reason, explain
+from . import reasons
+from .reasons import Reason, explain
 
 MODULES = (
     "test_asyncio", "test_atexit", "test_faulthandler", "test_fork1", "test_gc", "test_io", "test_multiprocessing_fork",
@@ -131,5 +132,5 @@ def compare(module: str, run: Callable[[str, str], Results] = run) -> Comparison
         if unexplained:
             again = find_differences(run(module, PLAIN), run(module, RANK))
             unexplained = {test: again[test] for test in unexplained if test in again}
-    stale = [reason for reason in REASONS if reason.module == module and reason not in explained.values()]
+    stale = [reason for reason in reasons.REASONS if reason.module == module and reason not in explained.values()]
     return Comparison(len(plain), unexplained, explained, stale)

@@ -8,9 +8,9 @@ import pytest
 
 from tests.support import Mpi, alone, check, need
 
-from . import comparison
+from . import comparison, reasons
 from .comparison import MODULES, PLAIN, Result, Results, compare
-from .reasons import REASONS, Reason
+from .reasons import Reason
 
 TEST = "test.test_os.Tests.test_it"
 PASSED, FAILED = Result("passed"), Result("failed")
@@ -44,8 +44,7 @@ def test_what_differs_once_is_not() -> None:
 
 def test_an_explanation_that_explains_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = Reason("test_os", r"test\.test_os\.Tests\..*", "why not")
-    monkeypatch.setattr("tests.cpython.reasons.REASONS", [reason])
-    monkeypatch.setattr(comparison, "REASONS", [reason])
+    monkeypatch.setattr(reasons, "REASONS", [reason])
     assert compare_with([FAILED]).explained == {TEST: reason}
     assert compare_with([FAILED]).stale == []
     assert compare_with([PASSED]).stale == [reason]
@@ -57,7 +56,7 @@ def test_one_failure_of_a_test_is_its_result() -> None:
 
 
 def test_each_explanation_is_of_a_module_that_runs() -> None:
-    assert {reason.module for reason in REASONS} <= set(MODULES)
+    assert {reason.module for reason in reasons.REASONS} <= set(MODULES)
 
 
 def compare_with(results: list[Result]) -> comparison.Comparison:
