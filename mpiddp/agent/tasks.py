@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..base.files import parse_stream_path, try_write_file
-from ..base.stderr import STDERR, write_line
+from ..base.stderr import STDERR, STDOUT, write_line
 from ..ipc.event_loop import EventLoop
 from .timeouts import TASK_TIMEOUT_S
 
@@ -28,10 +28,12 @@ class Tasks:
         loop.watch(self._reading, self._take_results)
 
     def write(self, path: str, content: str) -> None:
-        """Write a file, and print why that fails; to a standard stream only the rank itself can write."""
+        """Write a file or a standard stream, and print why that fails; other descriptors are the rank's."""
         if (stream := parse_stream_path(path)) >= 0:
-            write_line(content if stream == STDERR else f"mpiddp: cannot write {path}: the rank has exited, and its "
-                       "standard streams are closed")
+            if stream in (STDOUT, STDERR):
+                write_line(content, stream)
+            else:
+                write_line(f"mpiddp: cannot write {path}: only the rank has this descriptor")
             return
         late = f"mpiddp: cannot write {path}: no response within {TASK_TIMEOUT_S:g} s"
         self.run(partial(try_write_file, path, content), write_line, late)

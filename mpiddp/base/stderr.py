@@ -12,7 +12,7 @@ from typing import TextIO
 from ..systems.statuses import EXIT_OUTPUT_LOST
 
 LAUNCHER_FORWARDING_S = 0.1  # a launcher needs it to forward a rank's last output; MPICH's drops what it has not read
-STDERR = 2  # the descriptor: a script may have replaced sys.stderr
+STDOUT, STDERR = 1, 2  # the descriptors: a script may have replaced sys.stderr
 
 
 def write_line(text: str, descriptor: int = STDERR) -> None:

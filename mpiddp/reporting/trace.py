@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import itertools
+import os
 import statistics
 import time
 from functools import partial
@@ -27,7 +28,7 @@ FOREIGN_STAGES = ("interpreter", "import mpi4py", "MPI_Init", "import torch", "p
 def write_trace(path: str, comm: MPI.Comm, host: str) -> None:
     """Write the stages of all ranks to a file on rank 0, and print the slowest stage. Collective."""
     now = time.monotonic_ns()
-    stages = [("interpreter", now - read_process_age_ns()), *begun_stages, ("", now)]
+    stages = [("interpreter", now - read_process_age_ns(os.getppid())), *begun_stages, ("", now)]  # the agent's
     epoch = time.time_ns() - now
     offset = share_clock_offsets_ns(comm)
     ranks = comm.gather((host, offset, [(name, time_ns + epoch - offset) for name, time_ns in stages]), root=0)
@@ -36,9 +37,9 @@ def write_trace(path: str, comm: MPI.Comm, host: str) -> None:
         write_line(f"mpiddp: trace: {describe_slowest(ranks)}")
 
 
-def read_process_age_ns() -> int:
-    """Return how long ago this process began, to the kernel's clock tick of 10 ms (man 5 proc, starttime)."""
-    ticks = int(read_text("/proc/self/stat").rpartition(")")[2].split()[19])
+def read_process_age_ns(pid: int) -> int:
+    """Return how long ago a process began, to the kernel's clock tick of 10 ms (man 5 proc, starttime)."""
+    ticks = int(read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - ticks * 10**7
 
 
