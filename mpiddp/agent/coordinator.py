@@ -262,6 +262,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
                 self._awaits_agents = False
                 self._end_agents_if_ended()
             case "end":
+                self._must_cancel = True  # for ranks on nodes that cannot be reached
                 self._end_agents()
 
     def _send(self, peer: Peer, message: CoordinatorToAgent) -> None:

@@ -117,15 +117,14 @@ def test_an_srun_that_is_ended(launcher: Launcher, how: str, cluster: Cluster) -
         else:
             cluster.run("scancel", "--user=root", timeout=30)
         text = job.output()
-    assert INTERRUPTED.match(message_in(file))
     if how == "scancel":
+        assert INTERRUPTED.match(message_in(file))
         assert len(find("launch/outside_signal", text)) == 1, text
         assert "mpiddp: failed" not in text
         assert job.process.returncode == 143, text
-    else:  # srun kills the ranks right after it has sent them SIGINT, on a busy machine one node later than another
+    else:  # srun kills agents and ranks right after it has sent them SIGINT
         assert "srun: sending Ctrl-C to StepId=" in text
-        by_srun = len(find("launch/outside_signal", text)) + text.count(message("launch/killed_by_sigkill"))
-        assert by_srun == len(re.findall("mpiddp: (?:failed|ended)", text)), text
+        assert "mpiddp: failed" not in text
         assert job.process.returncode in (130, 137), text
 
 
@@ -137,17 +136,13 @@ def test_an_srun_that_is_ended(launcher: Launcher, how: str, cluster: Cluster) -
 def test_an_srun_that_is_sent_a_signal(
     launcher: Launcher, number: signal.Signals, nodes: int, cluster: Cluster
 ) -> None:
-    """As at a logout: srun kills all ranks with SIGKILL, and none of them has run out of memory.
-
-    Six ranks on a busy node with two cores may end one after another: then the first one seems to be the cause.
-    """
+    """As at a logout: srun kills all processes of the step with SIGKILL, agents too, and says so itself."""
     with started(launcher, cluster, FAULTS / "patient.py", nodes=nodes) as job:
         job.await_ready(launcher.ranks)
         job.process.send_signal(number)
         text = job.output()
-    if not (launcher.whole and nodes == 1 and message("launch/killed_by_sigkill") in text):
-        assert find("launch/outside_signal", text, signal="SIGKILL"), text
-        assert "mpiddp: failed" not in text
+    assert re.search(r"\*\*\* STEP \d+\.\d+ ON node\d CANCELLED", text), text
+    assert "mpiddp: failed" not in text
     assert job.process.returncode == 137, text
 
 
