@@ -73,13 +73,13 @@ def _start(comm: MPI.Comm | None, config: LaunchConfig, launched: RunningJob | N
     from mpi4py import MPI
 
     from .launch import join, start_program
-    from .runner import signals
     from .runner.own_main import ExitWatch, warn_unused_options
+    from .runner.workers import protect_workers
 
     if not MPI.Is_initialized():
         MPI.Init_thread()
     comm = MPI.COMM_WORLD if comm is None else comm
-    signals.protect_workers()
+    protect_workers()
     if launched is None and comm.size > 1:
         _exit_watch = ExitWatch(destroy_process_group)
         if comm.rank == 0:

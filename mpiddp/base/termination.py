@@ -9,7 +9,6 @@ import operator
 import os
 import sys
 import time
-from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from .stderr import LAUNCHER_FORWARDING_S, STDERR
@@ -40,42 +39,35 @@ def to_c_int(status: int) -> int:
     return number
 
 
-def flush_python() -> str:
-    """Flush Python's stdout and stderr, and return why that failed; empty if not, or if a stream or pipe is closed."""
-    error_text = ""
+def flush_python() -> None:
+    """Flush Python's stdout and stderr, as far as possible: a script may have replaced them by any object."""
     for name in ("stdout", "stderr"):
-        try:
-            with contextlib.suppress(BrokenPipeError, ValueError, AttributeError):
-                getattr(sys, name).flush()
-        except Exception as error:  # a script may have replaced the stream by any object
-            error_text = f"{name}: {getattr(error, 'strerror', error)}"
-    return error_text
+        with contextlib.suppress(Exception):
+            getattr(sys, name).flush()
 
 
-def flush() -> str:
-    """Flush Python's stdout and stderr and C's stdout; return why that failed for Python's.
+def flush() -> None:
+    """Flush Python's stdout and stderr and C's stdout.
 
     C's other streams are left alone: a thread that waits in input() has locked stdin.
     """
     import ctypes
 
-    error_text = flush_python()
+    flush_python()
     libc = ctypes.CDLL(None)
     libc.fflush(ctypes.c_void_p.in_dll(libc, "stdout"))
-    return error_text
 
 
-def find_files() -> list[Any]:
-    """Return all Python files, including libraries'. This takes 0.1 s for a million of the script's objects."""
-    return [item for item in gc.get_objects() if issubclass(type(item), IO_BASE)]  # a proxy may deceive isinstance()
+def flush_files() -> None:
+    """Flush all Python files that are open for writing, also libraries', as far as possible.
 
-
-def flush_files(files: Iterable[Any] | None = None) -> None:
-    """Flush those of these files, or of all, that are open for writing, as far as possible."""
-    for file in find_files() if files is None else files:
-        with contextlib.suppress(Exception):
-            if file.writable():
-                file.flush()
+    To find them takes 0.1 s for a million of the script's objects.
+    """
+    for item in gc.get_objects():
+        if issubclass(type(item), IO_BASE):  # a proxy may deceive isinstance()
+            with contextlib.suppress(Exception):
+                if item.writable():
+                    item.flush()
 
 
 def flush_and_wait() -> None:

@@ -285,10 +285,6 @@ class Channel(Generic[Sent, Received]):
         """
         return self._descriptors.popleft() if self._descriptors else -1
 
-    def shut_down(self) -> None:
-        """Send no more; raise OSError if the other end has closed."""
-        self._socket.shutdown(socket.SHUT_WR)
-
     def close(self) -> None:
         """Close the connection, and received descriptors that were not taken."""
         self._socket.close()

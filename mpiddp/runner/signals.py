@@ -16,7 +16,7 @@ from typing import Any
 from ..base.sigaction import get_action, set_action
 from ..where import progress
 from ..where.dumper import handled_signals
-from .workers import protect_workers as protect_workers
+from .workers import protect_workers
 
 # Libraries handle these signals: UCX freezes the process at SIGHUP (its UCX_DEBUG_SIGNO), MPICH swallows SIGUSR1,
 # Intel MPI turns a crash into exit(1). A script gets them as under Python.
