@@ -60,6 +60,7 @@ Exit status: that of the script, 128+N for a rank that signal N has ended, or
 {describe_statuses(EXIT_USAGE, EXIT_CANNOT_START, EXIT_REQUEUE)};
 {describe_statuses(EXIT_OUTPUT_LOST, EXIT_STALLED)}."""
 
+AGENT_OPTIONS = ("log-dir", "prefix", "show", "error-file", "stall", "map", "trace", "explain")  # --no-agent excludes
 MISSING_SCRIPT_ERRORS = {"": "no script given; name a script, or a module after -m", "-m": "no module after -m",
                          "-c": "no code after -c"}
 
@@ -191,8 +192,8 @@ def find_conflict(options: argparse.Namespace) -> str:
     """Return which options do not go together, empty if all do."""
     if options.stall_abort and options.stall_s is None:
         return "--stall-abort needs --stall SECONDS"
-    if options.no_agent and (options.log_dir or options.prefix or options.output_filter != OutputFilter()):
-        return "--no-agent: --log-dir, --prefix and --show need an agent"
+    if options.no_agent and (needs_agent := find_agent_options(options)):
+        return f"--no-agent: needs an agent: {', '.join(needs_agent)}"
     if options.stage_keep and not options.stage:
         return "--stage-keep needs --stage"
     is_folded = options.output_filter.folded
@@ -204,6 +205,13 @@ def find_conflict(options: argparse.Namespace) -> str:
         return (f"--prefix {options.prefix!r}: with --show fold the prefix may use only the fields rank (text, such as "
                 "0-3) and time")
     return ""
+
+
+def find_agent_options(options: argparse.Namespace) -> list[str]:
+    """Return which options are set that need an agent, or a start that ends before the script."""
+    return [f"--{name}" for name in AGENT_OPTIONS
+            if (value := getattr(options, CONFIG_FIELDS.get(name, name.replace("-", "_")))) is not None
+            and value not in ("", OutputFilter())]
 
 
 def can_prefix_folded(prefix: str) -> bool:

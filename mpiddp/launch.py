@@ -2,15 +2,15 @@
 
 `python -m mpiddp train.py` reads its options (cli.py) and calls launch(). A rank starts in nine steps:
 
-    start()         1  fork the rank; this process stays as its parent, the agent (agent/), without MPI and torch
-                    2  check that launcher and MPI library fit, and initialise MPI
-      meet()        3  send what this host has to rank 0, which plans for all ranks, and receive this rank's plan
-                    4  set variables, and bind this process to its cores
-                    5  import torch; meanwhile the kernel tries which of rank 0's addresses this node reaches
-                    6  send what torch sees to rank 0, and receive the rest of the plan
-                    7  connect to rank 0's store
-      watch()       8  connect the agents: from here on all ranks end together
-    set_up_torch()  9  choose the GPU, and create the process group
+    start()           1  fork the rank; this process stays as its parent, the agent (agent/), without MPI and torch
+                      2  check that launcher and MPI library fit, and initialise MPI
+      meet()          3  send what this host has to rank 0, which plans for all ranks, and receive this rank's plan
+                      4  set variables, and bind this process to its cores
+                      5  import torch; meanwhile the kernel tries which of rank 0's addresses this node reaches
+                      6  send what torch sees to rank 0, and receive the rest of the plan
+                      7  connect to rank 0's store
+    connect_agents()  8  connect the agents: from here on all ranks end together
+    set_up_torch()    9  choose the GPU, and create the process group
 
 Then the script runs in the rank (runner/lifecycle.py: run_script), and Python's own exit ends it, with leave_job() as
 the last of the atexit functions. A start that fails before step 8 is refused: one rank prints a named reason, and every
@@ -88,7 +88,7 @@ def launch(config: LaunchConfig, program: Program = run_script) -> int:
             describe = functools.partial(job.membership.explain, file, config)
             job.status = print_explanation(describe, job.membership.environment, config.explain)
         else:
-            job.termination.watch_script(leave)
+            job.termination.begin_script(leave)
             job.status = program(job, config)
         return job.status
     except BaseException as error:
@@ -111,7 +111,7 @@ def start(config: LaunchConfig) -> RunningJob:
         membership = meet(MPI.COMM_WORLD, config, agent, stop)  # 3 to 7
     if not needs_exit_functions(os.environ):
         skip_exit_functions()
-    started = watch(membership, config, agent, stop, started_by)  # 8
+    started = connect_agents(membership, config, agent, stop, started_by)  # 8
     assert started.termination
     with reporting(started.termination):
         if config.explain is None:
@@ -181,7 +181,7 @@ def meet(
     return join_job(rendezvous, host.place, plan, config, saved_env, rank0.server)  # 7
 
 
-def watch(
+def connect_agents(
     membership: Membership, config: LaunchConfig, agent: AgentClient, stop: Stop | None,
     started_by: launchers.LaunchFacts | None,
 ) -> RunningJob:

@@ -245,7 +245,7 @@ def test_a_rank_that_does_not_end_in_time() -> None:
     handle(coordinator, 2.0, FromPeer(1, Failed(report(1))))
     handle(coordinator, 2.1, Due("select 0.031"))
     handle(coordinator, 2.2, FromPeer(1, ReasonPrinted()), FromPeer(1, RankEnded(1)))
-    assert handle(coordinator, 9.2, Due("end")) == to_all(JobOver(1))
+    assert handle(coordinator, 9.2, Due("end")) == [CoordinatorCommand.CANCEL_STEP, *to_all(JobOver(1))]
 
 
 def test_a_rank_that_can_end_the_job_by_mpi_abort() -> None:

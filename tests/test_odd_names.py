@@ -27,6 +27,6 @@ def test_a_process_whose_name_is_no_text() -> None:
     try:
         kernel.prctl(SET_NAME, "ueber-15-bytesä".encode())
         assert find_step_daemon(os.getpid()) >= 0
-        assert read_process_age_ns() > 0
+        assert read_process_age_ns(os.getpid()) > 0
     finally:
         kernel.prctl(SET_NAME, name)

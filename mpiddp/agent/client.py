@@ -77,7 +77,8 @@ class AgentClient:
 
     def register(self, member: RankIdentity, endpoint: Endpoint) -> None:
         """Register the rank with its agent, with the coordinator's address."""
-        self._channel.send(protocol.RegisterRank(member, endpoint.address, endpoint.watch_port, endpoint.watch_token))
+        self._channel.send(protocol.RegisterRank(
+            member, endpoint.address, endpoint.coordinator_port, endpoint.agent_token))
 
     def await_registration(self) -> None:
         """Wait, but not for long, until the coordinator has admitted this rank: it then sees which rank ends first."""
@@ -100,7 +101,7 @@ class AgentClient:
         else:
             write_line(text)
 
-    def watch_script(self) -> None:
+    def begin_script(self) -> None:
         """Let the agent see the script's stacks and crashes, except those that others handle already."""
         self._channel.send(protocol.Stage(""))
         if not faulthandler.is_enabled():

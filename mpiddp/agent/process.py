@@ -33,7 +33,6 @@ from ..systems.statuses import wait_status_to_shell
 from ..where import progress
 from ..where.protocol import END, InspectFds, SampleRequest, ThreadsRequest
 from . import events, protocol
-from .connections import RANK_CODEC as RANK_CODEC
 from .connections import Connections, RankChannel
 from .events import AgentCommand
 from .process_cleanup import (
@@ -339,7 +338,8 @@ class Agent:
             self._tasks.run(partial(index.update_record, self._watcher.member.log, own, overwrite=False))
         self._tasks.finish(FINAL_TASKS_TIMEOUT_S)
         self._lines.wait(FINAL_TASKS_TIMEOUT_S)
-        if not self._watched.by_srun and say_goodbye():
+        has_joined = self._watcher.member is not None  # else only mpiexec can end the other ranks
+        if has_joined and not self._watched.by_srun and say_goodbye():
             if self._connections.server is not None:
                 self._connections.server.await_peers(PEERS_TIMEOUT_S)
             elif self._connections.is_over:

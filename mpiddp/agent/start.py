@@ -67,7 +67,8 @@ def fork_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None) ->
     agent_pid = os.getpid()
     pid = fork()
     if pid:
-        from .process import RANK_CODEC, RankProcess, run_agent  # the rank does not wait for this import
+        from .connections import RANK_CODEC  # the rank does not wait for these imports
+        from .process import RankProcess, run_agent
 
         for descriptor in (its.detach(), crash_writing, its_query.detach(),
                            *(writing for _, writing in output_pipes.values())):

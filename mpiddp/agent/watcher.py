@@ -98,6 +98,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         self._finishing: int | None = None  # the status of the rank, of which only output may be missing
         self._root_cause: RootCause | None = None  # to be printed once the rank has printed its traceback
         self._has_printed = False  # or prints, the root cause
+        self._is_signalled = False  # from outside
         self._is_explained = False  # the rank has printed itself why it ends
         self._script_ended = False
         self._reported_itself = False  # the rank has reported its failure, and cleans up
@@ -346,7 +347,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
 
     def _on_start_failed(self, event: events.RankGone) -> None:
         """End with the rank, which no other rank can know yet; let the other nodes' agents print what they see."""
-        cause = "" if self._is_explained else describe_early_death(event.status, event.out_of_memory)
+        cause = "" if self._is_explained else describe_early_death(
+            event.status, event.out_of_memory, self._is_signalled or self.startup.timed_out)
         self._do(*self.startup.report_death(cause))
         if self.startup.failed:
             self._do(events.SetTimer("cancel", REPORTS_SPREAD_S))
@@ -392,6 +394,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         A terminal sends SIGINT to both; no other signal reaches a rank that nobody has launched.
         Shortly before the launcher kills this agent, the agent ends the rank and what that has started.
         """
+        self._is_signalled = True
         if self._is_aborted and isinstance(self.phase, Ending):
             self._exit(self.phase.status)
             return

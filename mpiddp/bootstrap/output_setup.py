@@ -57,7 +57,7 @@ def join_folding(
     if listener is not None:
         offer = FoldingOffer(place, *listener.getsockname()[:2])
     folding = rendezvous.exchange(
-        "planning the folding of output", offer, lambda offers: plan_folding(offers, endpoint.watch_token, config))
+        "planning the folding of output", offer, lambda offers: plan_folding(offers, endpoint.agent_token, config))
     if listener is not None and folding.gathers:
         return FoldingShare(folding, listener.detach())
     if listener is not None:

@@ -117,7 +117,7 @@ class BootstrapHost:
             if self._agent_port and not port:
                 with naming_port_errors(self._agent_port, host):
                     listen(address, self._agent_port).close()  # no error: it is the agent that fails
-        return endpoint._replace(watch_port=port, watch_token=token)
+        return endpoint._replace(coordinator_port=port, agent_token=token)
 
 
 @contextlib.contextmanager

@@ -34,12 +34,14 @@ def make_death_report(rank: RankIdentity, status: int | None, out_of_memory: boo
                   signal_name)
 
 
-def describe_early_death(status: int | None, out_of_memory: bool) -> str:
-    """Return how a process died that had not yet reached the other ranks; empty if its launcher may have ended it."""
-    if status is None:
-        return ""
+def describe_early_death(status: int, out_of_memory: bool, is_signalled: bool) -> str:
+    """Return how a process died that had not yet reached the other ranks.
+
+    Empty if its launcher may have ended it: if it `is_signalled`, its agent has got a signal from outside.
+    """
     if number := status & 0x7F:
-        return "" if number in LAUNCHER_SIGNALS and not out_of_memory else describe_signal(number, out_of_memory)
+        by_launcher = is_signalled and number in LAUNCHER_SIGNALS and not out_of_memory
+        return "" if by_launcher else describe_signal(number, out_of_memory)
     return f"exited with status {status >> 8}"
 
 

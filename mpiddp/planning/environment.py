@@ -14,7 +14,7 @@ class Endpoint(NamedTuple):
     """Where rank 0's store listens.
 
     All keys of this job in the store start with the random `token`. The random `run_id` names the job for the script.
-    `watch_port` is the port of rank 0's agent, 0 if it does not listen. `watch_token` authenticates the other
+    `coordinator_port` is the port of rank 0's agent, 0 if it does not listen. `agent_token` authenticates the other
     agents; it is no key of the store, since anyone who reaches the store can read its keys.
     """
 
@@ -22,8 +22,8 @@ class Endpoint(NamedTuple):
     port: int
     token: str
     run_id: str
-    watch_port: int = 0
-    watch_token: str = ""
+    coordinator_port: int = 0
+    agent_token: str = ""
 
 
 def script_env(place: RankPosition, endpoint: Endpoint, virtual: bool = False, restarts: int = 0) -> dict[str, str]:

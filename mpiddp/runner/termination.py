@@ -48,7 +48,7 @@ class Termination:
         """Register this rank's agent with the coordinator; from now on the ranks end together."""
         self._agent.register(self._member, endpoint)
 
-    def watch_script(self, leave: Callable[[], object]) -> None:
+    def begin_script(self, leave: Callable[[], object]) -> None:
         """Let the agent see the script from its start on.
 
         If it calls os._exit(0), `leave` is called first, because launchers treat an exit without MPI_Finalize as
@@ -58,7 +58,7 @@ class Termination:
         faulthandler.disable()
         restore_dispositions()
         gc.freeze()
-        self._agent.watch_script()
+        self._agent.begin_script()
 
         @functools.wraps(hard_exit)
         def _exit(status: int) -> NoReturn:
