@@ -7,6 +7,7 @@ import faulthandler
 import math
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
@@ -118,7 +119,8 @@ class AgentClient:
     def report_failure(self, report: Report, print_stack: Callable[[], str] = str) -> int:
         """Report why this rank fails, and return the job's exit status.
 
-        If this rank was the first to fail, `print_stack` is called, which prints its traceback, and returns it.
+        If this rank was the first to fail, `print_stack` is called, which prints its traceback, and returns it; also if
+        the agent does not answer, because the script has closed the connection, for example.
         """
         self._channel.send(protocol.Failed(truncate_report(report)))
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
@@ -127,6 +129,7 @@ class AgentClient:
                 return end.status
             self._inbox.pop(PrintStack)
             self._channel.send(protocol.StackPrinted(truncate_middle(print_stack(), MAX_STACK_CHARS)))
+        print_stack()
         return report.status
 
     def report_refusal(self, report: Report) -> int:
@@ -214,17 +217,17 @@ def leave_to_agent(*_: object) -> None:
     """Handle SIGQUIT by doing nothing: the agent gets it, too, and requests a snapshot."""
 
 
-def list_sockets() -> set[int]:
-    """Return the descriptors of this process's sockets."""
-    sockets = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                sockets.add(int(name))
-    return sockets
+def list_connections() -> set[int]:
+    """Return the descriptors of this process's connected sockets."""
+    connections = set()
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
+            duplicate.getpeername()
+            connections.add(descriptor)
+    return connections
 
 
 def holding_new_sockets(client: AgentClient | NoAgent) -> Callable[[], None]:
-    """Return a function that hands over the sockets that are opened between this call and that one."""
-    before = list_sockets()
-    return lambda: client.hand_over_sockets(list_sockets() - before)
+    """Return a function that hands over the connections that are made between this call and that one."""
+    before = list_connections()
+    return lambda: client.hand_over_sockets(list_connections() - before)

@@ -238,6 +238,11 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         self._decide_if_clear()
         return self.take_actions()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the job is over, and all ranks have ended."""
+        return isinstance(self.phase, Over) and not self._must_cancel
+
     def _on_due(self, timer: str) -> None:
         is_running = isinstance(self.phase, Running)
         match timer:

@@ -113,6 +113,11 @@ class CoordinatorServer:
         if self._endpoint:
             self._tasks.run(partial(remove_endpoint, self._endpoint))
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the job is over, and all ranks have ended."""
+        return self._coordinator.is_complete
+
     def await_peers(self, limit_s: float) -> None:
         """Return when the other agents have ended, or at the limit."""
         deadline = time.monotonic() + limit_s

@@ -104,6 +104,9 @@ class Agent:
         self._wait_status: int | None = None
         self._events: deque[events.AgentEvent] = deque()
         self._reported_errors: set[str] = set()
+        self._crash = bytearray()  # what faulthandler has written
+        os.set_blocking(rank.crash_pipe, False)
+        self.loop.watch(rank.crash_pipe, self._read_crash)
         if watched.step_daemon:
             self.loop.watch_process(watched.step_daemon, lambda: self.post(events.StepDaemonGone()))
         if watched.launcher_pid:
@@ -119,6 +122,7 @@ class Agent:
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, *OUTSIDE_SIGNALS):
             signal.signal(number, ignore)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD, *OUTSIDE_SIGNALS))  # as who started us has left it
         self.loop.watch(reading, self._read_signals)
         return reading
 
@@ -139,17 +143,19 @@ class Agent:
                 if pid == self._rank.pid:
                     self._wait_status = status
                     self._connections.read_rest()
-                    stack = self._read_crash()
+                    self._read_crash()
+                    stack = self._crash.decode(errors="replace")
                     if stack:
                         self._output.log_text(extract_crash_stack(stack.splitlines()))
                     self.post(events.RankGone(status, self._process.was_out_of_memory(), stack))
 
-    def _read_crash(self) -> str:
-        """Return what faulthandler has written."""
-        os.set_blocking(self._rank.crash_pipe, False)
-        with contextlib.suppress(OSError):
-            return os.read(self._rank.crash_pipe, MAX_CRASH_BYTES).decode(errors="replace")
-        return ""
+    def _read_crash(self) -> None:
+        """Read what faulthandler writes while the rank crashes, which waits until it is read; too much is dropped."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._rank.crash_pipe, MAX_CRASH_BYTES):
+                self._crash += data[:MAX_CRASH_BYTES - len(self._crash)]
+            with contextlib.suppress(KeyError):  # it is not watched any more
+                self.loop.unwatch(self._rank.crash_pipe)  # nobody holds the other end
 
     def report_error(self, error: Exception) -> None:
         """Print an error of the agent itself, once."""
@@ -215,7 +221,7 @@ class Agent:
         match command:
             case AgentCommand.REQUEST_END:
                 with contextlib.suppress(OSError):
-                    os.write(self._rank.inspect_fds.socket, END)
+                    os.write(self._sampler.socket if self._sampler else self._rank.inspect_fds.socket, END)
             case AgentCommand.END_RANK:
                 handles = self._process.has_handler(signal.SIGTERM) and not progress.is_noted(signal.SIGTERM)
                 self._signal_rank(signal.SIGTERM if handles else signal.SIGKILL)
@@ -338,11 +344,13 @@ class Agent:
             self._tasks.run(partial(index.update_record, self._watcher.member.log, own, overwrite=False))
         self._tasks.finish(FINAL_TASKS_TIMEOUT_S)
         self._lines.wait(FINAL_TASKS_TIMEOUT_S)
-        has_joined = self._watcher.member is not None  # else only mpiexec can end the other ranks
-        if has_joined and not self._watched.by_srun and say_goodbye():
+        # Else only mpiexec can end the others: those that have not joined, or that cannot be reached.
+        is_agreed = self._connections.is_over or (
+            self._connections.server is not None and self._connections.server.is_complete)
+        if is_agreed and not self._watched.by_srun and say_goodbye():
             if self._connections.server is not None:
                 self._connections.server.await_peers(PEERS_TIMEOUT_S)
-            elif self._connections.is_over:
+            else:
                 self.status = 0
         self.loop.stop()
 

@@ -24,6 +24,7 @@ class Tasks:
         self._pending: set[str] = set()  # those for which the agent waits before it ends
         self._results: list[tuple[str, str]] = []  # of tasks that have ended
         self._ends: dict[str, Callable[[str], None]] = {}
+        self._late: dict[str, str] = {}  # the results of those that take too long
         self._reading, self._writing = os.pipe()
         loop.watch(self._reading, self._take_results)
 
@@ -49,6 +50,7 @@ class Tasks:
 
         def end(result: str) -> None:
             self._pending.discard(name)
+            self._late.pop(name, None)
             self._loop.cancel_timers(name)
             if self._ends.pop(name, None) is not None and result:
                 then(result)
@@ -60,7 +62,7 @@ class Tasks:
             self._results.append((name, result))
             os.write(self._writing, b"!")
 
-        self._ends[name] = end
+        self._ends[name], self._late[name] = end, late
         if is_required:
             self._pending.add(name)
         try:
@@ -78,10 +80,12 @@ class Tasks:
                 end(result)
 
     def finish(self, limit_s: float) -> None:
-        """Wait for the required tasks, but not longer than the limit or their own."""
+        """Wait for the required tasks, but not longer than the limit; then end those that are late."""
         deadline = time.monotonic() + limit_s
         while self._pending and time.monotonic() < deadline:
             self._take_results_now()
+        for name in list(self._pending):
+            self._ends[name](self._late[name])
 
     def _take_results_now(self) -> None:
         import select

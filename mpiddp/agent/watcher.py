@@ -99,6 +99,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         self._root_cause: RootCause | None = None  # to be printed once the rank has printed its traceback
         self._has_printed = False  # or prints, the root cause
         self._is_signalled = False  # from outside
+        self._is_closed = False  # the rank's connection, while its process lives
+        self._all_finished: protocol.AllFinished | None = None
         self._is_explained = False  # the rank has printed itself why it ends
         self._script_ended = False
         self._reported_itself = False  # the rank has reported its failure, and cleans up
@@ -118,6 +120,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             case events.FromCoordinator(message):
                 self._on_coordinator_message(message)
             case events.RankClosed():
+                self._is_closed = True
                 self._do(events.SetTimer("closed", CLOSED_TIMEOUT_S))
             case events.RankGone():
                 self._on_rank_gone(event)
@@ -182,6 +185,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             case protocol.JobEnds(status):
                 self._end_rank(status)
             case protocol.AllFinished():
+                self._all_finished = message
                 self._do(events.ToRank(message))
             case protocol.JobOver(status, aborts=True):
                 self._enter(Ending(status))
@@ -228,7 +232,9 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                                               f"{self.member.grace_s:g} s (raise --abort-grace to allow more)"))
                 self._do(events.SignalRank(signal.SIGKILL))
             case "kill":
-                self._do(events.SignalRank(signal.SIGKILL))
+                self._do(events.SignalRank(signal.SIGKILL), events.SetTimer("unkillable", JOB_OVER_TIMEOUT_S))
+            case "unkillable" if isinstance(self.phase, Starting):  # a file system does not answer
+                self._exit(self._start_status)
             case "launcher":
                 self._killed_by = signal.SIGTERM
                 self._do(events.SignalRank(signal.SIGKILL))
@@ -244,6 +250,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         if not self._script_ended:
             self._script_ended = True
             self._do(events.ToCoordinator(message))
+        elif self._all_finished is not None:  # a signal's handler has interrupted the rank as it took the answer
+            self._do(events.ToRank(self._all_finished))
 
     def _report(self, report: Report) -> None:
         """Report to the coordinator why the rank ends; if the job ends already, the rank gets its status."""
@@ -343,6 +351,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         assert self.member is not None
         status = self._killed_by if self._killed_by and event.status == signal.SIGKILL else event.status
         report = make_death_report(self.member, status, event.out_of_memory, stack)
+        if self._is_closed and not report.signal:
+            report = report._replace(cause=f"exited with status {report.status}; it had closed mpiddp's connection")
         self._report(truncate_report(report._replace(cause=report.cause + when)))
 
     def _on_start_failed(self, event: events.RankGone) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from _typeshed import HasFileno
 
 MAX_WAIT_S = 86400.0  # epoll_wait(2) counts milliseconds in 32 bits
+PROCESS_INTERVAL_S = 2.0
 MAX_CANCELLED_TIMERS = 64  # that may stay in the heap until they are due
 
 
@@ -76,13 +77,20 @@ class EventLoop:
         self._selector.register(source, selectors.EVENT_READ, act)
 
     def watch_process(self, pid: int, act: Callable[[], None]) -> None:
-        """Call `act` once when a process has ended; before Linux 5.3 it is never called."""
+        """Call `act` once when a process has ended; before Linux 5.3 it is looked for every two seconds."""
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             self.set_timer(f"end of {pid}", 0, act)
             return
         except (OSError, AttributeError):  # a Python may have been built without it
+            def look() -> None:
+                if os.path.exists(f"/proc/{pid}"):
+                    self.set_timer(f"end of {pid}", PROCESS_INTERVAL_S, look)
+                else:
+                    act()
+
+            look()
             return
 
         def on_end() -> None:

@@ -123,6 +123,8 @@ class Termination:
 
     def _print(self, error: BaseException) -> str:
         """Print the traceback of this rank, which was the first to fail, and return it as Python would print it."""
+        if self._has_printed:
+            return ""
         self._has_printed = True
         stack = exception.format_exception(error)
         exception.print_exception(error, self._full)

@@ -291,6 +291,7 @@ HYDRA = Launcher(
     hides_always=("PMIX_",),  # MPICH gives up if it finds srun's PMIx beside its own mpiexec
     command="mpiexec", program=MPI_PROGRAM, counts=MPI_COUNTS, per_node=("-ppn", "--ppn", "-perhost"),
     chooses=MPI_NODES, values=MPI_VALUES, flags=MPI_FLAGS, step_options=hydra_options, is_mpiexec=True,
+    signals_all=True,  # it kills by process group alone: what a rank has started would live on in another group
     ranks_per_node="-ppn {}", unbound="-bind-to none", export="-genvall", tested="MPICH 5, Intel MPI 2021")
 SRUN = Launcher(
     "srun", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS",), ("SLURM_LOCALID",), node_ranks=("SLURM_NODEID",),
