@@ -120,7 +120,6 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             case events.FromCoordinator(message):
                 self._on_coordinator_message(message)
             case events.RankClosed():
-                self._is_closed = True
                 self._do(events.SetTimer("closed", CLOSED_TIMEOUT_S))
             case events.RankGone():
                 self._on_rank_gone(event)
@@ -215,6 +214,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                     self._report(Report(self.member.rank, self.member.host, ReportKind.ERROR,
                                         f"still in {self.startup.stage}", EXIT_CANNOT_START))
             case "closed" if isinstance(self.phase, Working):
+                self._is_closed = True
                 self._end_script(protocol.ScriptEnded(vanished=True))
             case "decision":
                 self._on_coordinator_lost(f"no answer within {DECISION_TIMEOUT_S:g} s")
