@@ -230,7 +230,7 @@ def test_a_connection_that_closes_is_no_end_yet(watcher: Watcher) -> None:
 def test_a_rank_that_lives_on_without_its_connection_counts_as_finished(watcher: Watcher) -> None:
     watcher.handle(events.RankClosed(), 2.0)
     assert to_coordinator(watcher.handle(events.Due("closed"), 3.0)) == [ScriptEnded(vanished=True)]
-    assert watcher.phase == Working()
+    assert watcher.phase == Working(is_closed=True)
 
 
 def test_a_rank_that_crashes_after_it_has_left(watcher: Watcher) -> None:
