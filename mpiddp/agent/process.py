@@ -49,6 +49,8 @@ from .timeouts import (
     FINAL_OUTPUT_TIMEOUT_S,
     FINAL_TASKS_TIMEOUT_S,
     OUTPUT_TIMEOUT_S,
+    PEERS_TIMEOUT_S,
+    PMI_TIMEOUT_S,
     TASK_TIMEOUT_S,
 )
 from .watcher import Watcher
@@ -60,8 +62,6 @@ PR_SET_CHILD_SUBREAPER = 36  # (linux/prctl.h)
 # Those by which users, launchers and schedulers stop or ask a job.
 OUTSIDE_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
                    signal.SIGALRM, signal.SIGXCPU)
-PMI_TIMEOUT_S = 0.5  # for mpiexec to answer
-PEERS_TIMEOUT_S = 1.0  # for the other agents to end
 MAX_CRASH_BYTES = 2**20  # that faulthandler may write
 
 

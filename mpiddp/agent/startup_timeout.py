@@ -9,9 +9,8 @@ from ..base.text import format_ranges, join_names
 from ..systems.launchers import SRUN, SRUN_PMIX
 from . import events
 from .protocol import Stage, WatchedRank
-from .timeouts import HARD_GRACE_S, KILL_DELAY_S
+from .timeouts import HARD_GRACE_S, KILL_DELAY_S, PROBE_HOSTS_TIMEOUT_S
 
-PROBE_HOSTS_TIMEOUT_S = 2.0
 LATE_S = 10.0  # from a rank's registration until it is reported that its script has not begun
 LATE_SPREAD_S = 1.0  # for other late ranks to be reported
 MAX_RANKS_WITH_HOST = 3
