@@ -39,6 +39,8 @@ from mpiddp.agent.events import (
     PrintLine,
     PrintOwnReport,
     SetTimer,
+    SnapshotTaken,
+    StallChanged,
     ToPeer,
     ToPeers,
 )
@@ -63,6 +65,7 @@ from mpiddp.agent.protocol import (
     Stage,
     StartCoordinator,
     StoppedStatus,
+    UnaskedStop,
     WatchedRank,
 )
 from mpiddp.agent.startup_timeout import LATE_S, LATE_SPREAD_S
@@ -72,13 +75,15 @@ from mpiddp.agent.timeouts import (
     LATE_AGENTS_TIMEOUT_S,
     LOST_COORDINATOR_TIMEOUT_S,
     PRINT_TIMEOUT_S,
+    SIGNAL_SPREAD_S,
 )
 from mpiddp.base.stderr import write_line
-from mpiddp.failure.root_cause import Report, ReportKind, RootCause
+from mpiddp.failure.root_cause import JobActivity, Report, ReportKind, RootCause
 from mpiddp.ipc import authentication
 from mpiddp.ipc.authentication import NONCE_BYTES, PROOF_BYTES, ClientHandshake, authenticate, connect
 from mpiddp.ipc.channel import Channel, Codec, Unreadable, encode, listen
 from mpiddp.ipc.event_loop import EventLoop
+from mpiddp.systems.statuses import EXIT_STALLED
 from tests import processes
 from tests.cluster import Cluster
 from tests.messages import find, message
@@ -262,6 +267,38 @@ def test_a_signal_from_outside_ends_the_job() -> None:
     killed = report(1)._replace(kind=ReportKind.PROCESS_EXIT, signal="SIGTERM", status=143)
     actions = handle(coordinator, 2.0, FromPeer(1, Signalled(signal.SIGTERM)), FromPeer(1, Failed(killed)))
     assert ToPeer(1, PrintReason(RootCause(killed, outside=True))) in actions
+
+
+def test_where_the_ranks_are_is_printed_if_none_reacts_to_a_sigint() -> None:
+    """Once for all ranks; in a job that fails it is part of the report."""
+    coordinator, seen = start(), SnapshotTaken(JobActivity(table="table"))
+    line = PrintLine(f"{message('launch/sigint_blocked')}\ntable")
+    assert handle(coordinator, 1.5, seen) == []
+    assert handle(coordinator, 2.0, FromPeer(0, Signalled(signal.SIGINT)), FromPeer(1, Signalled(signal.SIGINT))) == [
+        CoordinatorCommand.TAKE_SNAPSHOT]
+    assert handle(coordinator, 3.0, seen) == [line]
+    assert handle(coordinator, 2.9 + SIGNAL_SPREAD_S, seen) == []
+    assert handle(coordinator, 3.1 + SIGNAL_SPREAD_S, seen) == [line]
+    handle(coordinator, 9.0, FromPeer(1, Failed(report(1))))
+    assert line not in handle(coordinator, 9.1, seen)
+
+
+def test_a_stop_before_the_first_should_stop_is_explained_once() -> None:
+    coordinator = start()
+    stops = [FromPeer(rank, UnaskedStop(signal.SIGTERM)) for rank in (1, 0)]
+    assert handle(coordinator, 2.0, *stops) == [PrintLine(message("launch/stop_unasked", signal="SIGTERM"))]
+
+
+@pytest.mark.parametrize("aborts", [True, False])
+def test_a_stall_is_printed_and_may_end_the_job(aborts: bool) -> None:
+    coordinator = start(watched=WATCHED._replace(stall_abort=aborts))
+    assert handle(coordinator, 2.0, StallChanged("they move", "", -1)) == [PrintLine("mpiddp: they move")]
+    line, *others = handle(coordinator, 9.0, StallChanged("no rank has moved\ntable", "no rank has moved", 1))
+    assert line == PrintLine("mpiddp: no rank has moved\ntable")
+    stalled = Report(1, "n0", ReportKind.UNREACHABLE, "no rank has moved", EXIT_STALLED)
+    assert coordinator.evidence.reports.all == [stalled] * aborts
+    assert bool(others) == aborts
+    assert (PrintLine("mpiddp: they move") in handle(coordinator, 9.1, StallChanged("they move", "", -1))) != aborts
 
 
 def test_ranks_that_wait_in_vain_are_probed() -> None:
