@@ -47,6 +47,7 @@ from mpiddp.agent.events import (
 from mpiddp.agent.protocol import (
     Abort,
     Admitted,
+    AgentConfig,
     AllFinished,
     CoordinatorReceives,
     CoordinatorSends,
@@ -66,7 +67,6 @@ from mpiddp.agent.protocol import (
     StartCoordinator,
     StoppedStatus,
     UnaskedStop,
-    WatchedRank,
 )
 from mpiddp.agent.startup_timeout import LATE_S, LATE_SPREAD_S
 from mpiddp.agent.tasks import Tasks
@@ -96,7 +96,7 @@ STRANGERS = {
     "brackets": BRACKETS, "half-a-token": TOKEN.encode()[:16], "megabyte": b"x" * 2**20, "nothing": b"",
     "another-token": TOKEN[::-1].encode() + BRACKETS, "the-token": TOKEN.encode() + BRACKETS,
 }
-WATCHED = WatchedRank("rank 0 on n0", True, None, list, False, 60.0)
+CONFIG = AgentConfig("rank 0 on n0", True, None, list, False, 60.0)
 WAIT_S = 10
 SOON_S = 5  # from a fault to the end of its job, on a busy machine
 
@@ -115,9 +115,9 @@ def dial(port: int, hello: Hello) -> AgentChannel:
 # The logic
 
 
-def start(ranks: int = 2, watched: WatchedRank = WATCHED) -> Coordinator:
+def start(ranks: int = 2, config: AgentConfig = CONFIG) -> Coordinator:
     """Return the coordinator of a job whose ranks have joined: two on each node."""
-    coordinator = Coordinator(watched, 0.0)
+    coordinator = Coordinator(config, 0.0)
     handle(coordinator, 1.0, OwnRankJoined(0, member(0, world_size=ranks)),
            *[greeting(rank) for rank in range(1, ranks)])
     return coordinator
@@ -228,7 +228,7 @@ def test_the_agent_of_a_rank_that_has_reported_may_be_lost() -> None:
 
 
 def test_an_agent_that_joins_late_is_awaited() -> None:
-    coordinator = Coordinator(WATCHED, 0.0)
+    coordinator = Coordinator(CONFIG, 0.0)
     handle(coordinator, 1.0, OwnRankJoined(0, member(0)), FromPeer(0, Failed(report(0))))
     handle(coordinator, 1.1, Due("select 0.031"))
     assert SetTimer("late agents", LATE_AGENTS_TIMEOUT_S) in handle(coordinator, 1.2, FromPeer(0, ReasonPrinted()))
@@ -238,7 +238,7 @@ def test_an_agent_that_joins_late_is_awaited() -> None:
 
 
 def test_an_agent_that_never_joins_is_not_awaited_for_ever() -> None:
-    coordinator = Coordinator(WATCHED, 0.0)
+    coordinator = Coordinator(CONFIG, 0.0)
     handle(coordinator, 1.0, OwnRankJoined(0, member(0)), FromPeer(0, Failed(report(0))))
     handle(coordinator, 1.1, Due("select 0.031"))
     handle(coordinator, 1.2, FromPeer(0, ReasonPrinted()), FromPeer(0, RankEnded(1)))
@@ -291,7 +291,7 @@ def test_a_stop_before_the_first_should_stop_is_explained_once() -> None:
 
 @pytest.mark.parametrize("aborts", [True, False])
 def test_a_stall_is_printed_and_may_end_the_job(aborts: bool) -> None:
-    coordinator = start(watched=WATCHED._replace(stall_abort=aborts))
+    coordinator = start(config=CONFIG._replace(stall_abort=aborts))
     assert handle(coordinator, 2.0, StallChanged("they move", "", -1)) == [PrintLine("mpiddp: they move")]
     line, *others = handle(coordinator, 9.0, StallChanged("no rank has moved\ntable", "no rank has moved", 1))
     assert line == PrintLine("mpiddp: no rank has moved\ntable")
@@ -313,7 +313,7 @@ def test_ranks_that_wait_in_vain_are_probed() -> None:
 
 
 def test_late_ranks_are_named_until_the_script_begins() -> None:
-    coordinator = Coordinator(WATCHED, 0.0)
+    coordinator = Coordinator(CONFIG, 0.0)
     handle(coordinator, 1.0, OwnRankJoined(0, member(0, world_size=9)),
            *[PeerGreeted(rank, Hello(rank, f"n{rank}", 77, "1")) for rank in range(1, 8)])
     assert handle(coordinator, 11.0, FromPeer(0, Stage("process group"))) == [SetTimer("late", LATE_SPREAD_S)]
@@ -346,7 +346,7 @@ class RunningServer:
         self.excuses: list[Exception] = []
         self.loop = EventLoop(self.excuses.append)
         self._heard: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()  # by the watcher of rank 0
-        self.server = CoordinatorServer(self.loop, StartCoordinator("127.0.0.1", TOKEN, 2), WATCHED, self._heard.put,
+        self.server = CoordinatorServer(self.loop, StartCoordinator("127.0.0.1", TOKEN, 2), CONFIG, self._heard.put,
                                         time.monotonic(), Tasks(self.loop))
         self.server.register_own_rank(member(0))
         assert self.heard() == Admitted()

@@ -86,12 +86,12 @@ class Peers:
 class FinishedRanks:
     """The ranks whose script has finished, and how long others have waited for them."""
 
-    def __init__(self, watched: protocol.WatchedRank) -> None:
+    def __init__(self, config: protocol.AgentConfig) -> None:
         self.ranks: set[int] = set()
         self.most_calls = 0
         self.complete = True  # none has vanished
         self.first: int | None = None
-        self._watched = watched
+        self._config = config
         self._first_s = 0.0  # when the first one finished
         self._wait: tuple[str, float] | None = None  # the text on who waits, and since when
 
@@ -103,7 +103,7 @@ class FinishedRanks:
         if self.first is not None:
             return []
         self.first, self._first_s = rank, now_s
-        timeout_s = self._watched.exit_timeout_s
+        timeout_s = self._config.exit_timeout_s
         return [events.SetTimer("finished check", MIN_FINISHED_CHECK_S), events.SetTimer("remind", REMIND_AFTER_S),
                 *([events.SetTimer("exit timeout", timeout_s)] if timeout_s else [])]
 
@@ -118,7 +118,7 @@ class FinishedRanks:
 
     def on_wait(self, report: Report | None, now_s: float) -> tuple[list[events.CoordinatorAction], Report | None]:
         """Print that ranks wait, as in `report`, if that is new; return the report after the timeout."""
-        timeout_s = self._watched.blocked_timeout_s
+        timeout_s = self._config.blocked_timeout_s
         if report is None:
             self._wait = None
         elif self._wait is None or self._wait[0] != report.cause:
@@ -189,13 +189,13 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         Over: ((), (Deciding, Ending)),
     }
 
-    def __init__(self, watched: protocol.WatchedRank, began_s: float) -> None:
-        """Coordinate a job whose rank 0 is `watched` and began at `began_s`, on the clock of handle()."""
+    def __init__(self, config: protocol.AgentConfig, began_s: float) -> None:
+        """Coordinate a job whose rank 0 has this `config` and began at `began_s`, on the clock of handle()."""
         super().__init__(Running(), began_s)
-        self._began_s, self._watched = began_s, watched
+        self._began_s, self._config = began_s, config
         self._own: RankIdentity | None = None
         self.peers, self._late_ranks = Peers(), LateRanks()
-        self._finished, self.evidence = FinishedRanks(watched), Evidence()
+        self._finished, self.evidence = FinishedRanks(config), Evidence()
         self._activity = JobActivity()
         self._status = 0  # the largest of the ranks that have ended
         self._aborting: Peer | None = None  # whose rank can end the job by MPI_Abort
@@ -364,7 +364,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         if first is None or not unfinished or not isinstance(self.phase, Running):
             return
         names = root_cause.describe_ranks(unfinished, self.peers.hosts, self._activity.places) or UNKNOWN_RANKS
-        cause = f"{EXIT_TIMEOUT_WORDS} {self._watched.exit_timeout_s:g} s: {names}"
+        cause = f"{EXIT_TIMEOUT_WORDS} {self._config.exit_timeout_s:g} s: {names}"
         host = self.peers.hosts.get(first, "")
         self._add_report(truncate_report(Report(first, host, ReportKind.SECONDARY, cause, 1)))
 
@@ -372,7 +372,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         """Print that the job hangs, or continues; with --stall-abort end it."""
         if isinstance(self.phase, Running):
             self._do(events.PrintLine(f"mpiddp: {stall.text}"))
-            if stall.cause and self._watched.stall_abort:
+            if stall.cause and self._config.stall_abort:
                 host = self.peers.hosts.get(stall.rank, "")
                 self._add_report(truncate_report(
                     Report(stall.rank, host, ReportKind.UNREACHABLE, stall.cause, EXIT_STALLED)))

@@ -56,7 +56,7 @@ class CoordinatorServer:
     """Listens for the job's agents, and carries out the coordinator's actions."""
 
     def __init__(
-        self, loop: EventLoop, request: protocol.StartCoordinator, watched: protocol.WatchedRank,
+        self, loop: EventLoop, request: protocol.StartCoordinator, config: protocol.AgentConfig,
         post: Callable[[events.AgentEvent], None], began_s: float, tasks: Tasks,
     ) -> None:
         """Listen on the requested address and port; raise OSError if that is impossible.
@@ -68,8 +68,8 @@ class CoordinatorServer:
         self._listener = AuthListener(
             loop, listen(request.address, request.port), request.token, request.ranks, self._on_connection)
         self.port = self._listener.port
-        self._loop, self._watched, self._post, self._tasks = loop, watched, post, tasks
-        self._coordinator = Coordinator(watched, began_s)
+        self._loop, self._config, self._post, self._tasks = loop, config, post, tasks
+        self._coordinator = Coordinator(config, began_s)
         self._lazy_snapshots: SnapshotService | None = None
         self._request, self._running_mark = request, ""
         self._endpoint: JobEndpoint | None = None
@@ -86,7 +86,7 @@ class CoordinatorServer:
             self._running_mark = f"{member.error_file}{RUNNING_SUFFIX}"
             self._tasks.run(partial(make_file, self._running_mark))
         self._loop.set_timer("endpoint", events.WARMUP_DELAY_S, partial(self._warm_up, endpoint))
-        if self._watched.stall_s:
+        if self._config.stall_s:
             self._check_for_stall()
 
     def _warm_up(self, endpoint: JobEndpoint) -> None:
@@ -173,7 +173,7 @@ class CoordinatorServer:
                 if self._running_mark:
                     self._tasks.run(partial(remove_file, self._running_mark))
             case CoordinatorCommand.CANCEL_STEP:
-                self._tasks.run(partial(cancel_slurm_step, self._watched.step))
+                self._tasks.run(partial(cancel_slurm_step, self._config.step))
             case CoordinatorCommand.TAKE_SNAPSHOT:
                 self._request_snapshot(Requester.DECISION)
             case CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:
@@ -217,7 +217,7 @@ class CoordinatorServer:
         if self._lazy_snapshots is None:
             from ..where.service import SnapshotService  # not while the job starts
 
-            self._lazy_snapshots = SnapshotService(self._watched.stall_s)
+            self._lazy_snapshots = SnapshotService(self._config.stall_s)
         return self._lazy_snapshots
 
     def _report_snapshot(self) -> None:

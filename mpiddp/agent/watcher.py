@@ -84,13 +84,13 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         Over: ((), ()),
     }
 
-    def __init__(self, watched: protocol.WatchedRank, began_s: float) -> None:
+    def __init__(self, config: protocol.AgentConfig, began_s: float) -> None:
         """Begin to watch at `began_s`, on the clock of handle()."""
         super().__init__(Starting(), began_s)
-        self.watched = watched
+        self.config = config
         self.member: RankIdentity | None = None  # once the rank has joined its job
-        self.startup = StartupTimeout(watched, began_s)
-        self._do(*self.startup.begin_watch())
+        self.startup = StartupTimeout(config, began_s)
+        self._do(*self.startup.begin())
         self._rank = RankState.RUNS
         self._wait_status = 0  # of the rank that is gone
         self._rank_status: int | None = None  # of the rank, once all that it started has ended, too
@@ -224,7 +224,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 self._do(AgentCommand.END_RANK)
             case "grace":
                 if self._rank is RankState.CLEANS_UP and self.member is not None:
-                    self._do(events.PrintLine(f"mpiddp: ending {self.watched.name}: its cleanup took longer than "
+                    self._do(events.PrintLine(f"mpiddp: ending {self.config.name}: its cleanup took longer than "
                                               f"{self.member.grace_s:g} s (raise --abort-grace to allow more)"))
                 self._do(events.SignalRank(signal.SIGKILL))
             case "kill":
@@ -234,7 +234,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             case "launcher":
                 self._is_killed_early = True
                 self._do(events.SignalRank(signal.SIGKILL))
-                if self.watched.has_own_group and self.member is not None:
+                if self.config.has_own_group and self.member is not None:
                     self._do(events.KillGroup(self.member.pid))  # with what it has started
             case "cancel":
                 self._do(AgentCommand.CANCEL_STEP)
@@ -414,11 +414,11 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             self._do(events.ToCoordinator(protocol.Signalled(number)))
             if unasked:
                 self._do(events.ToCoordinator(protocol.UnaskedStop(number)))
-        is_launched = self.watched.by_srun or self.watched.launcher_pid
-        if self.watched.has_own_group or (not is_launched and number != signal.SIGINT):
+        is_launched = self.config.by_srun or self.config.launcher_pid
+        if self.config.has_own_group or (not is_launched and number != signal.SIGINT):
             self._do(events.SignalRank(number))
-        if number == signal.SIGTERM and self.watched.kill_delay_s:
-            self._do(events.SetTimer("launcher", self.watched.kill_delay_s))
+        if number == signal.SIGTERM and self.config.kill_delay_s:
+            self._do(events.SetTimer("launcher", self.config.kill_delay_s))
 
     def _on_coordinator_lost(self, error: str) -> None:
         """End the rank: nobody agrees on the job's end any more.
@@ -447,8 +447,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         """Print why there is no coordinator; once for a node if it was there."""
         assert self.member is not None
         if not self._is_admitted:
-            self._do(events.PrintLine(f"mpiddp: the agent of {self.watched.name} has no coordinator: {error}"))
-        elif self.watched.first_on_node or self.member.rank == 1:  # on rank 0's own node
+            self._do(events.PrintLine(f"mpiddp: the agent of {self.config.name} has no coordinator: {error}"))
+        elif self.config.first_on_node or self.member.rank == 1:  # on rank 0's own node
             self._do(events.PrintLine(f"mpiddp: {error}; ending the ranks on {self.member.host}"))
 
     def _on_step_daemon_gone(self) -> None:
