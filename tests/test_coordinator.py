@@ -65,6 +65,7 @@ from mpiddp.agent.protocol import (
     Signalled,
     Stage,
     StartCoordinator,
+    StepDaemonLost,
     StoppedStatus,
     UnaskedStop,
 )
@@ -243,6 +244,46 @@ def test_an_agent_that_never_joins_is_not_awaited_for_ever() -> None:
     handle(coordinator, 1.1, Due("select 0.031"))
     handle(coordinator, 1.2, FromPeer(0, ReasonPrinted()), FromPeer(0, RankEnded(1)))
     assert handle(coordinator, 2.2, Due("late agents")) == [ToPeer(0, JobOver(1))]
+
+
+def test_an_agent_that_joins_a_job_that_is_over_ends_too() -> None:
+    coordinator = Coordinator(CONFIG, 0.0)
+    handle(coordinator, 1.0, OwnRankJoined(0, member(0)), FromPeer(0, Failed(report(0))))
+    handle(coordinator, 1.1, Due("select 0.031"))
+    handle(coordinator, 1.2, FromPeer(0, ReasonPrinted()), FromPeer(0, RankEnded(1)))
+    handle(coordinator, 2.2, Due("late agents"))
+    assert handle(coordinator, 2.3, greeting(1)) == [ToPeer(1, Admitted()), ToPeer(1, JobOver(1))]
+
+
+def test_a_report_that_comes_twice_counts_once() -> None:
+    coordinator = start()
+    assert handle(coordinator, 2.0, FromPeer(1, Failed(report(1)))) != []
+    assert handle(coordinator, 2.01, FromPeer(1, Failed(report(1)))) == []
+
+
+def test_an_exit_timeout_that_is_over_while_the_job_fails() -> None:
+    """Its snapshot comes late: the failure stays the root cause."""
+    coordinator = start()
+    handle(coordinator, 2.0, FromPeer(0, ScriptEnded()))
+    assert handle(coordinator, 3.0, Due("exit timeout")) == [CoordinatorCommand.TAKE_SNAPSHOT]
+    handle(coordinator, 3.1, FromPeer(1, Failed(report(1))), SnapshotTaken(JobActivity()))
+    assert coordinator.evidence.reports.all == [report(1)]
+
+
+def test_logs_that_are_incomplete_are_named() -> None:
+    coordinator = start()
+    handle(coordinator, 9.0, FromPeer(0, RankEnded(0)))
+    assert PrintLine("mpiddp: logs are incomplete: rank 1") in handle(
+        coordinator, 9.0, FromPeer(1, RankEnded(0, log_lost=True)))
+
+
+def test_a_slurmstepd_that_ends_is_the_root_cause() -> None:
+    """What it had started is cancelled at the end."""
+    coordinator = start()
+    actions = handle(coordinator, 2.0, FromPeer(1, StepDaemonLost()), Due("select 0.031"))
+    (reason,) = [action for action in actions if isinstance(action, PrintOwnReport)]
+    assert reason.root_cause.first.cause == message("launch/step_daemon_killed")
+    assert CoordinatorCommand.CANCEL_STEP in end(coordinator, 137, 0, 1)
 
 
 def test_a_rank_that_does_not_end_in_time() -> None:

@@ -33,21 +33,27 @@ from mpiddp.agent.protocol import (
     Signalled,
     StackPrinted,
     Stage,
+    StepDaemonLost,
+    UnaskedStop,
 )
 from mpiddp.agent.startup_timeout import LATE_S, StartupTimeout
 from mpiddp.agent.state_machine import StateMachine
 from mpiddp.agent.timeouts import (
+    ABORT_TIMEOUT_S,
     CLOSED_TIMEOUT_S,
     DECISION_TIMEOUT_S,
     FLUSH_TIMEOUT_S,
+    JOB_OVER_TIMEOUT_S,
     KILL_DELAY_S,
     LOST_COORDINATOR_TIMEOUT_S,
+    LOST_LAUNCHER_TIMEOUT_S,
     REPORTS_SPREAD_S,
     STACK_TIMEOUT_S,
 )
 from mpiddp.agent.watcher import Ending, Failing, Leaving, Over, Watcher, Working
 from mpiddp.failure.root_cause import Report, ReportKind, RootCause
 from mpiddp.systems.statuses import EXIT_CANNOT_START
+from mpiddp.where.protocol import SnapshotRequest
 from tests.messages import message
 from tests.test_protocol import member
 
@@ -199,6 +205,19 @@ def test_a_rank_is_killed_with_a_job_that_is_over(watcher: Watcher) -> None:
     watcher.handle(events.FromCoordinator(JobEnds(1)), 2.0)
     assert watcher.handle(events.FromCoordinator(JobOver(1)), 9.1) == [
         events.SignalRank(signal.SIGKILL), events.Exit(1)]
+    assert watcher.handle(events.RankGone(signal.SIGKILL), 9.2) == []
+
+
+@pytest.mark.parametrize("event", [events.Signalled(signal.SIGTERM), events.Due("job over")])
+def test_the_agents_of_a_job_that_a_rank_ends_by_mpi_abort(event: events.AgentEvent, watcher: Watcher) -> None:
+    """They wait for the launcher, which would else report their own end, but not for ever."""
+    watcher.handle(events.FromCoordinator(JobEnds(7)), 2.0)
+    watcher.handle(events.RankGone(signal.SIGKILL), 2.2)
+    over = watcher.handle(events.FromCoordinator(JobOver(7, aborts=True)), 2.3)
+    assert over == [events.SetTimer("job over", ABORT_TIMEOUT_S)]
+    watcher.handle(events.DescendantsGone(), 2.4)
+    assert to_coordinator(watcher.handle(END_OF_OUTPUT, 2.5)) == [RankEnded(137)]
+    assert watcher.handle(event, 2.6) == [events.Exit(7)]
 
 
 # In order
@@ -231,6 +250,9 @@ def test_a_rank_that_lives_on_without_its_connection_counts_as_finished(watcher:
     watcher.handle(events.RankClosed(), 2.0)
     assert to_coordinator(watcher.handle(events.Due("closed"), 3.0)) == [ScriptEnded(vanished=True)]
     assert watcher.phase == Working(is_closed=True)
+    (failed,) = to_coordinator(watcher.handle(events.RankGone(7 << 8), 4.0))
+    assert isinstance(failed, Failed)
+    assert failed.report.cause == "exited with status 7; it had closed mpiddp's connection"
 
 
 def test_a_rank_that_crashes_after_it_has_left(watcher: Watcher) -> None:
@@ -281,6 +303,9 @@ def test_a_coordinator_that_does_not_answer_is_lost(watcher: Watcher) -> None:
     assert to_rank(late) == [PrintStack()]
     assert printed(watcher.handle(events.FromRank(StackPrinted("")), 10.1)) == [RootCause(RAISED)]
     assert watcher.handle(events.FromCoordinator(PrintReason(RootCause(RAISED))), 10.2) == []  # it is printed
+    assert to_rank(watcher.handle(events.Printed(), 10.3)) == [JobEnds(3)]
+    assert watcher.handle(events.FromCoordinator(JobEnds(7)), 10.4) == []  # it ends already
+    assert watcher.handle(events.CoordinatorLost("ended"), 10.5) == []
 
 
 def test_a_coordinator_that_cannot_be_reached_from_the_start() -> None:
@@ -305,6 +330,34 @@ def test_a_coordinator_that_is_lost_when_the_rank_has_ended(has_failed: bool, wa
 
 
 # Signals
+
+
+def test_sigquit_asks_where_the_ranks_are(watcher: Watcher) -> None:
+    assert watcher.handle(events.Signalled(signal.SIGQUIT), 2.0) == [events.ToCoordinator(SnapshotRequest())]
+
+
+def test_a_stop_that_the_script_has_not_asked_for_yet(watcher: Watcher) -> None:
+    assert to_coordinator(watcher.handle(events.Signalled(signal.SIGTERM, unasked=True), 2.0)) == [
+        Signalled(signal.SIGTERM), UnaskedStop(signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("status", [None, 1 << 8])
+def test_a_job_whose_launcher_has_ended(status: int | None, watcher: Watcher) -> None:
+    """Also if PMIx has ended the rank for that."""
+    assert watcher.handle(events.LauncherGone(), 2.0) == [events.SetTimer("launcher gone", LOST_LAUNCHER_TIMEOUT_S)]
+    end = events.Due("launcher gone") if status is None else events.RankGone(status)
+    (failed,) = to_coordinator(watcher.handle(end, 3.0))
+    assert failed == Failed(Report(1, "n0", ReportKind.UNREACHABLE, watcher_module.LAUNCHER_GONE, 1))
+
+
+def test_a_launcher_that_ends_while_its_job_starts() -> None:
+    watcher = Watcher(CONFIG, 0.0)
+    watcher.handle(events.LauncherGone(), 1.0)
+    assert watcher.handle(events.Due("launcher gone"), 2.0)[-1] == events.Exit(EXIT_CANNOT_START)
+
+
+def test_a_slurmstepd_that_ends_while_the_rank_works(watcher: Watcher) -> None:
+    assert watcher.handle(events.StepDaemonGone(), 2.0) == [events.ToCoordinator(StepDaemonLost())]
 
 
 @pytest.mark.parametrize("has_own_group", [True, False])
@@ -365,6 +418,22 @@ def test_a_rank_that_dies_before_it_has_joined() -> None:
     assert len(printed(dead)) == 1
     assert events.SetTimer("cancel", REPORTS_SPREAD_S) in dead
     assert watcher.handle(events.Due("cancel"), 2.0) == [AgentCommand.CANCEL_STEP, events.Exit(139)]
+
+
+def test_a_rank_that_is_stopped_from_outside_before_it_has_joined() -> None:
+    watcher = Watcher(CONFIG, 0.0)
+    watcher.handle(events.Signalled(signal.SIGTERM), 1.0)
+    dead = watcher.handle(events.RankGone(signal.SIGTERM), 1.1)
+    assert (printed(dead), dead[-1]) == ([], events.Exit(143))
+
+
+def test_a_rank_in_mpi_init_that_cannot_be_killed() -> None:
+    """A file system does not answer."""
+    watcher = Watcher(CONFIG, 0.0)
+    watcher.handle(events.FromRank(Stage("MPI_Init")), 1.0)
+    watcher.handle(events.Due("start"), 60.0)
+    assert events.SetTimer("unkillable", JOB_OVER_TIMEOUT_S) in watcher.handle(events.Due("kill"), 61.0)
+    assert watcher.handle(events.Due("unkillable"), 66.0)[-1] == events.Exit(EXIT_CANNOT_START)
 
 
 def test_a_rank_that_has_said_why_it_cannot_start() -> None:
