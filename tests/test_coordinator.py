@@ -39,12 +39,15 @@ from mpiddp.agent.events import (
     PrintLine,
     PrintOwnReport,
     SetTimer,
+    SnapshotTaken,
+    StallChanged,
     ToPeer,
     ToPeers,
 )
 from mpiddp.agent.protocol import (
     Abort,
     Admitted,
+    AgentConfig,
     AllFinished,
     CoordinatorReceives,
     CoordinatorSends,
@@ -62,8 +65,9 @@ from mpiddp.agent.protocol import (
     Signalled,
     Stage,
     StartCoordinator,
+    StepDaemonLost,
     StoppedStatus,
-    WatchedRank,
+    UnaskedStop,
 )
 from mpiddp.agent.startup_timeout import LATE_S, LATE_SPREAD_S
 from mpiddp.agent.tasks import Tasks
@@ -72,13 +76,15 @@ from mpiddp.agent.timeouts import (
     LATE_AGENTS_TIMEOUT_S,
     LOST_COORDINATOR_TIMEOUT_S,
     PRINT_TIMEOUT_S,
+    SIGNAL_SPREAD_S,
 )
 from mpiddp.base.stderr import write_line
-from mpiddp.failure.root_cause import Report, ReportKind, RootCause
+from mpiddp.failure.root_cause import JobActivity, Report, ReportKind, RootCause
 from mpiddp.ipc import authentication
 from mpiddp.ipc.authentication import NONCE_BYTES, PROOF_BYTES, ClientHandshake, authenticate, connect
 from mpiddp.ipc.channel import Channel, Codec, Unreadable, encode, listen
 from mpiddp.ipc.event_loop import EventLoop
+from mpiddp.systems.statuses import EXIT_STALLED
 from tests import processes
 from tests.cluster import Cluster
 from tests.messages import find, message
@@ -91,7 +97,7 @@ STRANGERS = {
     "brackets": BRACKETS, "half-a-token": TOKEN.encode()[:16], "megabyte": b"x" * 2**20, "nothing": b"",
     "another-token": TOKEN[::-1].encode() + BRACKETS, "the-token": TOKEN.encode() + BRACKETS,
 }
-WATCHED = WatchedRank("rank 0 on n0", True, None, list, False, 60.0)
+CONFIG = AgentConfig("rank 0 on n0", True, None, list, False, 60.0)
 WAIT_S = 10
 SOON_S = 5  # from a fault to the end of its job, on a busy machine
 
@@ -110,9 +116,9 @@ def dial(port: int, hello: Hello) -> AgentChannel:
 # The logic
 
 
-def start(ranks: int = 2, watched: WatchedRank = WATCHED) -> Coordinator:
+def start(ranks: int = 2, config: AgentConfig = CONFIG) -> Coordinator:
     """Return the coordinator of a job whose ranks have joined: two on each node."""
-    coordinator = Coordinator(watched, 0.0)
+    coordinator = Coordinator(config, 0.0)
     handle(coordinator, 1.0, OwnRankJoined(0, member(0, world_size=ranks)),
            *[greeting(rank) for rank in range(1, ranks)])
     return coordinator
@@ -223,7 +229,7 @@ def test_the_agent_of_a_rank_that_has_reported_may_be_lost() -> None:
 
 
 def test_an_agent_that_joins_late_is_awaited() -> None:
-    coordinator = Coordinator(WATCHED, 0.0)
+    coordinator = Coordinator(CONFIG, 0.0)
     handle(coordinator, 1.0, OwnRankJoined(0, member(0)), FromPeer(0, Failed(report(0))))
     handle(coordinator, 1.1, Due("select 0.031"))
     assert SetTimer("late agents", LATE_AGENTS_TIMEOUT_S) in handle(coordinator, 1.2, FromPeer(0, ReasonPrinted()))
@@ -233,11 +239,51 @@ def test_an_agent_that_joins_late_is_awaited() -> None:
 
 
 def test_an_agent_that_never_joins_is_not_awaited_for_ever() -> None:
-    coordinator = Coordinator(WATCHED, 0.0)
+    coordinator = Coordinator(CONFIG, 0.0)
     handle(coordinator, 1.0, OwnRankJoined(0, member(0)), FromPeer(0, Failed(report(0))))
     handle(coordinator, 1.1, Due("select 0.031"))
     handle(coordinator, 1.2, FromPeer(0, ReasonPrinted()), FromPeer(0, RankEnded(1)))
     assert handle(coordinator, 2.2, Due("late agents")) == [ToPeer(0, JobOver(1))]
+
+
+def test_an_agent_that_joins_a_job_that_is_over_ends_too() -> None:
+    coordinator = Coordinator(CONFIG, 0.0)
+    handle(coordinator, 1.0, OwnRankJoined(0, member(0)), FromPeer(0, Failed(report(0))))
+    handle(coordinator, 1.1, Due("select 0.031"))
+    handle(coordinator, 1.2, FromPeer(0, ReasonPrinted()), FromPeer(0, RankEnded(1)))
+    handle(coordinator, 2.2, Due("late agents"))
+    assert handle(coordinator, 2.3, greeting(1)) == [ToPeer(1, Admitted()), ToPeer(1, JobOver(1))]
+
+
+def test_a_report_that_comes_twice_counts_once() -> None:
+    coordinator = start()
+    assert handle(coordinator, 2.0, FromPeer(1, Failed(report(1)))) != []
+    assert handle(coordinator, 2.01, FromPeer(1, Failed(report(1)))) == []
+
+
+def test_an_exit_timeout_that_is_over_while_the_job_fails() -> None:
+    """Its snapshot comes late: the failure stays the root cause."""
+    coordinator = start()
+    handle(coordinator, 2.0, FromPeer(0, ScriptEnded()))
+    assert handle(coordinator, 3.0, Due("exit timeout")) == [CoordinatorCommand.TAKE_SNAPSHOT]
+    handle(coordinator, 3.1, FromPeer(1, Failed(report(1))), SnapshotTaken(JobActivity()))
+    assert coordinator.evidence.reports.all == [report(1)]
+
+
+def test_logs_that_are_incomplete_are_named() -> None:
+    coordinator = start()
+    handle(coordinator, 9.0, FromPeer(0, RankEnded(0)))
+    assert PrintLine("mpiddp: logs are incomplete: rank 1") in handle(
+        coordinator, 9.0, FromPeer(1, RankEnded(0, log_lost=True)))
+
+
+def test_a_slurmstepd_that_ends_is_the_root_cause() -> None:
+    """What it had started is cancelled at the end."""
+    coordinator = start()
+    actions = handle(coordinator, 2.0, FromPeer(1, StepDaemonLost()), Due("select 0.031"))
+    (reason,) = [action for action in actions if isinstance(action, PrintOwnReport)]
+    assert reason.root_cause.first.cause == message("launch/step_daemon_killed")
+    assert CoordinatorCommand.CANCEL_STEP in end(coordinator, 137, 0, 1)
 
 
 def test_a_rank_that_does_not_end_in_time() -> None:
@@ -264,6 +310,38 @@ def test_a_signal_from_outside_ends_the_job() -> None:
     assert ToPeer(1, PrintReason(RootCause(killed, outside=True))) in actions
 
 
+def test_where_the_ranks_are_is_printed_if_none_reacts_to_a_sigint() -> None:
+    """Once for all ranks; in a job that fails it is part of the report."""
+    coordinator, seen = start(), SnapshotTaken(JobActivity(table="table"))
+    line = PrintLine(f"{message('launch/sigint_blocked')}\ntable")
+    assert handle(coordinator, 1.5, seen) == []
+    assert handle(coordinator, 2.0, FromPeer(0, Signalled(signal.SIGINT)), FromPeer(1, Signalled(signal.SIGINT))) == [
+        CoordinatorCommand.TAKE_SNAPSHOT]
+    assert handle(coordinator, 3.0, seen) == [line]
+    assert handle(coordinator, 2.9 + SIGNAL_SPREAD_S, seen) == []
+    assert handle(coordinator, 3.1 + SIGNAL_SPREAD_S, seen) == [line]
+    handle(coordinator, 9.0, FromPeer(1, Failed(report(1))))
+    assert line not in handle(coordinator, 9.1, seen)
+
+
+def test_a_stop_before_the_first_should_stop_is_explained_once() -> None:
+    coordinator = start()
+    stops = [FromPeer(rank, UnaskedStop(signal.SIGTERM)) for rank in (1, 0)]
+    assert handle(coordinator, 2.0, *stops) == [PrintLine(message("launch/stop_unasked", signal="SIGTERM"))]
+
+
+@pytest.mark.parametrize("aborts", [True, False])
+def test_a_stall_is_printed_and_may_end_the_job(aborts: bool) -> None:
+    coordinator = start(config=CONFIG._replace(stall_abort=aborts))
+    assert handle(coordinator, 2.0, StallChanged("they move", "", -1)) == [PrintLine("mpiddp: they move")]
+    line, *others = handle(coordinator, 9.0, StallChanged("no rank has moved\ntable", "no rank has moved", 1))
+    assert line == PrintLine("mpiddp: no rank has moved\ntable")
+    stalled = Report(1, "n0", ReportKind.UNREACHABLE, "no rank has moved", EXIT_STALLED)
+    assert coordinator.evidence.reports.all == [stalled] * aborts
+    assert bool(others) == aborts
+    assert (PrintLine("mpiddp: they move") in handle(coordinator, 9.1, StallChanged("they move", "", -1))) != aborts
+
+
 def test_ranks_that_wait_in_vain_are_probed() -> None:
     """One is stopped, and named."""
     coordinator = start()
@@ -276,7 +354,7 @@ def test_ranks_that_wait_in_vain_are_probed() -> None:
 
 
 def test_late_ranks_are_named_until_the_script_begins() -> None:
-    coordinator = Coordinator(WATCHED, 0.0)
+    coordinator = Coordinator(CONFIG, 0.0)
     handle(coordinator, 1.0, OwnRankJoined(0, member(0, world_size=9)),
            *[PeerGreeted(rank, Hello(rank, f"n{rank}", 77, "1")) for rank in range(1, 8)])
     assert handle(coordinator, 11.0, FromPeer(0, Stage("process group"))) == [SetTimer("late", LATE_SPREAD_S)]
@@ -309,7 +387,7 @@ class RunningServer:
         self.excuses: list[Exception] = []
         self.loop = EventLoop(self.excuses.append)
         self._heard: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()  # by the watcher of rank 0
-        self.server = CoordinatorServer(self.loop, StartCoordinator("127.0.0.1", TOKEN, 2), WATCHED, self._heard.put,
+        self.server = CoordinatorServer(self.loop, StartCoordinator("127.0.0.1", TOKEN, 2), CONFIG, self._heard.put,
                                         time.monotonic(), Tasks(self.loop))
         self.server.register_own_rank(member(0))
         assert self.heard() == Admitted()

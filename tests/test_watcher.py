@@ -16,6 +16,7 @@ from mpiddp.agent.coordinator import Coordinator
 from mpiddp.agent.events import AgentCommand
 from mpiddp.agent.protocol import (
     Admitted,
+    AgentConfig,
     AllFinished,
     Failed,
     JobEnds,
@@ -32,26 +33,31 @@ from mpiddp.agent.protocol import (
     Signalled,
     StackPrinted,
     Stage,
-    WatchedRank,
+    StepDaemonLost,
+    UnaskedStop,
 )
 from mpiddp.agent.startup_timeout import LATE_S, StartupTimeout
 from mpiddp.agent.state_machine import StateMachine
 from mpiddp.agent.timeouts import (
+    ABORT_TIMEOUT_S,
     CLOSED_TIMEOUT_S,
     DECISION_TIMEOUT_S,
     FLUSH_TIMEOUT_S,
+    JOB_OVER_TIMEOUT_S,
     KILL_DELAY_S,
     LOST_COORDINATOR_TIMEOUT_S,
+    LOST_LAUNCHER_TIMEOUT_S,
     REPORTS_SPREAD_S,
     STACK_TIMEOUT_S,
 )
 from mpiddp.agent.watcher import Ending, Failing, Leaving, Over, Watcher, Working
 from mpiddp.failure.root_cause import Report, ReportKind, RootCause
 from mpiddp.systems.statuses import EXIT_CANNOT_START
+from mpiddp.where.protocol import SnapshotRequest
 from tests.messages import message
 from tests.test_protocol import member
 
-WATCHED = WatchedRank("rank 1 on n0", False, None, list, False, 60.0, has_own_group=True, launcher_pid=1)
+CONFIG = AgentConfig("rank 1 on n0", False, None, list, False, 60.0, has_own_group=True, launcher_pid=1)
 RAISED = Report(1, "n0", ReportKind.ERROR, "seven", 3)
 LOST = RAISED._replace(kind=ReportKind.SECONDARY, cause="connection closed by peer")
 JOINS = events.FromRank(RegisterRank(member(1), "127.0.0.1", 1, "token"))
@@ -59,9 +65,9 @@ END_OF_OUTPUT = events.OutputFinished(is_lost=False, log_lost=False)
 GRACE_S = member(1).grace_s
 
 
-def join(watched: WatchedRank = WATCHED) -> Watcher:
+def join(config: AgentConfig = CONFIG) -> Watcher:
     """Return the watcher of a rank that has joined its job."""
-    watcher = Watcher(watched, 0.0)
+    watcher = Watcher(config, 0.0)
     watcher.take_actions()
     watcher.handle(JOINS, 1.0)
     watcher.handle(events.FromCoordinator(Admitted()), 1.1)
@@ -199,6 +205,19 @@ def test_a_rank_is_killed_with_a_job_that_is_over(watcher: Watcher) -> None:
     watcher.handle(events.FromCoordinator(JobEnds(1)), 2.0)
     assert watcher.handle(events.FromCoordinator(JobOver(1)), 9.1) == [
         events.SignalRank(signal.SIGKILL), events.Exit(1)]
+    assert watcher.handle(events.RankGone(signal.SIGKILL), 9.2) == []
+
+
+@pytest.mark.parametrize("event", [events.Signalled(signal.SIGTERM), events.Due("job over")])
+def test_the_agents_of_a_job_that_a_rank_ends_by_mpi_abort(event: events.AgentEvent, watcher: Watcher) -> None:
+    """They wait for the launcher, which would else report their own end, but not for ever."""
+    watcher.handle(events.FromCoordinator(JobEnds(7)), 2.0)
+    watcher.handle(events.RankGone(signal.SIGKILL), 2.2)
+    over = watcher.handle(events.FromCoordinator(JobOver(7, aborts=True)), 2.3)
+    assert over == [events.SetTimer("job over", ABORT_TIMEOUT_S)]
+    watcher.handle(events.DescendantsGone(), 2.4)
+    assert to_coordinator(watcher.handle(END_OF_OUTPUT, 2.5)) == [RankEnded(137)]
+    assert watcher.handle(event, 2.6) == [events.Exit(7)]
 
 
 # In order
@@ -230,7 +249,10 @@ def test_a_connection_that_closes_is_no_end_yet(watcher: Watcher) -> None:
 def test_a_rank_that_lives_on_without_its_connection_counts_as_finished(watcher: Watcher) -> None:
     watcher.handle(events.RankClosed(), 2.0)
     assert to_coordinator(watcher.handle(events.Due("closed"), 3.0)) == [ScriptEnded(vanished=True)]
-    assert watcher.phase == Working()
+    assert watcher.phase == Working(is_closed=True)
+    (failed,) = to_coordinator(watcher.handle(events.RankGone(7 << 8), 4.0))
+    assert isinstance(failed, Failed)
+    assert failed.report.cause == "exited with status 7; it had closed mpiddp's connection"
 
 
 def test_a_rank_that_crashes_after_it_has_left(watcher: Watcher) -> None:
@@ -281,10 +303,13 @@ def test_a_coordinator_that_does_not_answer_is_lost(watcher: Watcher) -> None:
     assert to_rank(late) == [PrintStack()]
     assert printed(watcher.handle(events.FromRank(StackPrinted("")), 10.1)) == [RootCause(RAISED)]
     assert watcher.handle(events.FromCoordinator(PrintReason(RootCause(RAISED))), 10.2) == []  # it is printed
+    assert to_rank(watcher.handle(events.Printed(), 10.3)) == [JobEnds(3)]
+    assert watcher.handle(events.FromCoordinator(JobEnds(7)), 10.4) == []  # it ends already
+    assert watcher.handle(events.CoordinatorLost("ended"), 10.5) == []
 
 
 def test_a_coordinator_that_cannot_be_reached_from_the_start() -> None:
-    watcher = Watcher(WATCHED, 0.0)
+    watcher = Watcher(CONFIG, 0.0)
     watcher.handle(JOINS, 1.0)
     lost = watcher.handle(events.CoordinatorLost("refused"), 2.0)
     assert printed(lost) == [message("launch/no_coordinator", rank=1, host="n0", error="refused")]
@@ -307,10 +332,38 @@ def test_a_coordinator_that_is_lost_when_the_rank_has_ended(has_failed: bool, wa
 # Signals
 
 
+def test_sigquit_asks_where_the_ranks_are(watcher: Watcher) -> None:
+    assert watcher.handle(events.Signalled(signal.SIGQUIT), 2.0) == [events.ToCoordinator(SnapshotRequest())]
+
+
+def test_a_stop_that_the_script_has_not_asked_for_yet(watcher: Watcher) -> None:
+    assert to_coordinator(watcher.handle(events.Signalled(signal.SIGTERM, unasked=True), 2.0)) == [
+        Signalled(signal.SIGTERM), UnaskedStop(signal.SIGTERM)]
+
+
+@pytest.mark.parametrize("status", [None, 1 << 8])
+def test_a_job_whose_launcher_has_ended(status: int | None, watcher: Watcher) -> None:
+    """Also if PMIx has ended the rank for that."""
+    assert watcher.handle(events.LauncherGone(), 2.0) == [events.SetTimer("launcher gone", LOST_LAUNCHER_TIMEOUT_S)]
+    end = events.Due("launcher gone") if status is None else events.RankGone(status)
+    (failed,) = to_coordinator(watcher.handle(end, 3.0))
+    assert failed == Failed(Report(1, "n0", ReportKind.UNREACHABLE, watcher_module.LAUNCHER_GONE, 1))
+
+
+def test_a_launcher_that_ends_while_its_job_starts() -> None:
+    watcher = Watcher(CONFIG, 0.0)
+    watcher.handle(events.LauncherGone(), 1.0)
+    assert watcher.handle(events.Due("launcher gone"), 2.0)[-1] == events.Exit(EXIT_CANNOT_START)
+
+
+def test_a_slurmstepd_that_ends_while_the_rank_works(watcher: Watcher) -> None:
+    assert watcher.handle(events.StepDaemonGone(), 2.0) == [events.ToCoordinator(StepDaemonLost())]
+
+
 @pytest.mark.parametrize("has_own_group", [True, False])
 def test_a_signal_from_outside(has_own_group: bool) -> None:
     """Under srun it reaches the rank without the agent."""
-    watcher = join(WATCHED._replace(has_own_group=has_own_group))
+    watcher = join(CONFIG._replace(has_own_group=has_own_group))
     actions = watcher.handle(events.Signalled(signal.SIGTERM), 2.0)
     assert to_coordinator(actions) == [Signalled(signal.SIGTERM)]
     assert (events.SignalRank(signal.SIGTERM) in actions) == has_own_group
@@ -318,7 +371,7 @@ def test_a_signal_from_outside(has_own_group: bool) -> None:
 
 def test_a_rank_that_the_launcher_would_kill_after_its_signal() -> None:
     """The agent does it before, with what the rank has started, and names the signal."""
-    watcher = join(WATCHED._replace(kill_delay_s=0.5, has_own_group=True))
+    watcher = join(CONFIG._replace(kill_delay_s=0.5, has_own_group=True))
     assert watcher.member
     assert events.SetTimer("launcher", 0.5) in watcher.handle(events.Signalled(signal.SIGTERM), 2.0)
     assert watcher.handle(events.Due("launcher"), 2.5) == [
@@ -329,7 +382,7 @@ def test_a_rank_that_the_launcher_would_kill_after_its_signal() -> None:
 
 
 def test_a_grace_is_not_prolonged_by_a_signal() -> None:
-    watcher = join(WATCHED._replace(kill_delay_s=0.5))
+    watcher = join(CONFIG._replace(kill_delay_s=0.5))
     watcher.handle(events.FromCoordinator(JobEnds(1)), 2.0)
     actions = watcher.handle(events.Signalled(signal.SIGTERM), 2.1)
     assert not any(isinstance(action, events.SetTimer) and action.name == "grace" for action in actions)
@@ -340,7 +393,7 @@ def test_a_grace_is_not_prolonged_by_a_signal() -> None:
 
 
 def test_a_registration_is_done_when_the_coordinator_has_admitted_the_rank() -> None:
-    watcher = Watcher(WATCHED, 0.0)
+    watcher = Watcher(CONFIG, 0.0)
     assert to_rank(watcher.handle(JOINS, 1.0)) == []
     assert to_rank(watcher.handle(events.FromCoordinator(Admitted()), 1.1)) == [RegistrationDone()]
 
@@ -348,7 +401,7 @@ def test_a_registration_is_done_when_the_coordinator_has_admitted_the_rank() -> 
 @pytest.mark.parametrize(("stage", "by_srun", "helps"), [
     ("MPI_Init", True, True), ("MPI_Init", False, False), ("importing torch", True, False)])
 def test_a_crash_that_slurms_fences_may_have_caused(stage: str, by_srun: bool, helps: bool) -> None:
-    start = StartupTimeout(WATCHED._replace(by_srun=by_srun), 0.0)
+    start = StartupTimeout(CONFIG._replace(by_srun=by_srun), 0.0)
     start.begin_stage(stage)
     crash = message("launch/killed_by_signal", signal="SIGSEGV", description="Segmentation fault")
     (line,) = start.report_death(crash)
@@ -360,15 +413,31 @@ def test_a_crash_that_slurms_fences_may_have_caused(stage: str, by_srun: bool, h
 
 def test_a_rank_that_dies_before_it_has_joined() -> None:
     """Nobody but its agent knows; other nodes' agents may print theirs meanwhile."""
-    watcher = Watcher(WATCHED, 0.0)
+    watcher = Watcher(CONFIG, 0.0)
     dead = watcher.handle(events.RankGone(signal.SIGSEGV), 1.0)
     assert len(printed(dead)) == 1
     assert events.SetTimer("cancel", REPORTS_SPREAD_S) in dead
     assert watcher.handle(events.Due("cancel"), 2.0) == [AgentCommand.CANCEL_STEP, events.Exit(139)]
 
 
+def test_a_rank_that_is_stopped_from_outside_before_it_has_joined() -> None:
+    watcher = Watcher(CONFIG, 0.0)
+    watcher.handle(events.Signalled(signal.SIGTERM), 1.0)
+    dead = watcher.handle(events.RankGone(signal.SIGTERM), 1.1)
+    assert (printed(dead), dead[-1]) == ([], events.Exit(143))
+
+
+def test_a_rank_in_mpi_init_that_cannot_be_killed() -> None:
+    """A file system does not answer."""
+    watcher = Watcher(CONFIG, 0.0)
+    watcher.handle(events.FromRank(Stage("MPI_Init")), 1.0)
+    watcher.handle(events.Due("start"), 60.0)
+    assert events.SetTimer("unkillable", JOB_OVER_TIMEOUT_S) in watcher.handle(events.Due("kill"), 61.0)
+    assert watcher.handle(events.Due("unkillable"), 66.0)[-1] == events.Exit(EXIT_CANNOT_START)
+
+
 def test_a_rank_that_has_said_why_it_cannot_start() -> None:
-    watcher = Watcher(WATCHED, 0.0)
+    watcher = Watcher(CONFIG, 0.0)
     watcher.handle(events.FromRank(LocallyHandled()), 1.0)
     assert watcher.handle(events.RankGone(3 << 8), 1.1)[-1] == events.Exit(3)
 
@@ -386,7 +455,7 @@ def test_a_start_that_takes_too_long() -> None:
 
 
 def test_a_rank_tells_its_stage_only_when_it_is_late() -> None:
-    watcher = Watcher(WATCHED, 0.0)
+    watcher = Watcher(CONFIG, 0.0)
     watcher.handle(events.FromRank(Stage("agents meet")), 1.0)
     assert events.SetTimer("late", LATE_S) in watcher.handle(JOINS, 1.0)
     assert to_coordinator(watcher.handle(events.FromRank(Stage("process group")), 2.0)) == []
@@ -397,17 +466,17 @@ def test_a_rank_tells_its_stage_only_when_it_is_late() -> None:
 
 
 def test_a_wait_in_mpi_init_is_reported_however_late_it_begins() -> None:
-    rank = Watcher(WATCHED._replace(first_on_node=True), 0.0)
-    begun = rank.handle(events.FromRank(Stage("MPI_Init")), 0.9 * WATCHED.timeout_s)
-    assert events.SetTimer("warn", WATCHED.timeout_s / 4) in begun
-    (probe,) = rank.handle(events.Due("warn"), 1.2 * WATCHED.timeout_s)
+    rank = Watcher(CONFIG._replace(first_on_node=True), 0.0)
+    begun = rank.handle(events.FromRank(Stage("MPI_Init")), 0.9 * CONFIG.timeout_s)
+    assert events.SetTimer("warn", CONFIG.timeout_s / 4) in begun
+    (probe,) = rank.handle(events.Due("warn"), 1.2 * CONFIG.timeout_s)
     assert isinstance(probe, events.ProbeHosts)
-    assert f"has waited {WATCHED.timeout_s / 4:.0f} s in MPI_Init" in probe.line
-    assert events.CancelTimer("warn") in rank.handle(events.FromRank(Stage("roll call")), 1.3 * WATCHED.timeout_s)
+    assert f"has waited {CONFIG.timeout_s / 4:.0f} s in MPI_Init" in probe.line
+    assert events.CancelTimer("warn") in rank.handle(events.FromRank(Stage("roll call")), 1.3 * CONFIG.timeout_s)
 
 
 def test_a_step_daemon_that_is_killed_while_the_job_starts_ends_the_rank() -> None:
-    watcher = Watcher(WATCHED, 0.0)
+    watcher = Watcher(CONFIG, 0.0)
     watcher.take_actions()
     watcher.handle(events.FromRank(Stage("MPI_Init")), 1.0)
     line, *others = watcher.handle(events.StepDaemonGone(), 2.0)

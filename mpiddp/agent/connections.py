@@ -30,7 +30,7 @@ class Connections:
     """Sends and receives an agent's messages, without any decisions."""
 
     def __init__(
-        self, loop: EventLoop, rank: RankChannel, watched: protocol.WatchedRank,
+        self, loop: EventLoop, rank: RankChannel, config: protocol.AgentConfig,
         post: Callable[[events.AgentEvent], None], began_s: float, tasks: Tasks,
     ) -> None:
         """Connect to the rank alone; `post` gets the events.
@@ -39,7 +39,7 @@ class Connections:
         """
         self._began_s, self._tasks = began_s, tasks
         self._loop, self._rank = loop, rank
-        self._watched, self._post = watched, post
+        self._config, self._post = config, post
         self._held: list[int] = []  # duplicates of MPI's sockets
         self._probe_responder: ProbeResponder | None = None  # in rank 0's agent
         self.server: CoordinatorServer | None = None  # there, too
@@ -73,7 +73,7 @@ class Connections:
         port = 0
         with contextlib.suppress(OSError):
             self.server = CoordinatorServer(
-                self._loop, request, self._watched, self._post, self._began_s, self._tasks)
+                self._loop, request, self._config, self._post, self._began_s, self._tasks)
             port = self.server.port
         self._rank.send(protocol.ListenPort(port, "StartCoordinator"))
 

@@ -22,14 +22,14 @@ from ..failure.root_cause import (
     truncate_report,
 )
 from ..ipc.channel import Unreadable
-from ..systems.statuses import EXIT_KILLED
+from ..systems.statuses import EXIT_KILLED, EXIT_STALLED
 from ..where.protocol import Sample, SnapshotRequest, ThreadsReply
 from . import events, protocol
 from .events import CoordinatorCommand, Record
 from .protocol import AgentToCoordinator, CoordinatorToAgent, Hello
 from .startup_timeout import LateRanks
 from .state_machine import StateMachine
-from .timeouts import FINAL_EXIT_TIMEOUT_S, LATE_AGENTS_TIMEOUT_S, PRINT_TIMEOUT_S
+from .timeouts import FINAL_EXIT_TIMEOUT_S, LATE_AGENTS_TIMEOUT_S, PRINT_TIMEOUT_S, SIGNAL_SPREAD_S
 
 MIN_FINISHED_CHECK_S, MAX_FINISHED_CHECK_S = 5.0, 30.0  # between checks whether ranks wait for one that has finished
 REMIND_AFTER_S = 60.0  # from the first rank's end until those that are awaited are named
@@ -86,12 +86,12 @@ class Peers:
 class FinishedRanks:
     """The ranks whose script has finished, and how long others have waited for them."""
 
-    def __init__(self, watched: protocol.WatchedRank) -> None:
+    def __init__(self, config: protocol.AgentConfig) -> None:
         self.ranks: set[int] = set()
         self.most_calls = 0
         self.complete = True  # none has vanished
         self.first: int | None = None
-        self._watched = watched
+        self._config = config
         self._first_s = 0.0  # when the first one finished
         self._wait: tuple[str, float] | None = None  # the text on who waits, and since when
 
@@ -103,7 +103,7 @@ class FinishedRanks:
         if self.first is not None:
             return []
         self.first, self._first_s = rank, now_s
-        timeout_s = self._watched.exit_timeout_s
+        timeout_s = self._config.exit_timeout_s
         return [events.SetTimer("finished check", MIN_FINISHED_CHECK_S), events.SetTimer("remind", REMIND_AFTER_S),
                 *([events.SetTimer("exit timeout", timeout_s)] if timeout_s else [])]
 
@@ -118,7 +118,7 @@ class FinishedRanks:
 
     def on_wait(self, report: Report | None, now_s: float) -> tuple[list[events.CoordinatorAction], Report | None]:
         """Print that ranks wait, as in `report`, if that is new; return the report after the timeout."""
-        timeout_s = self._watched.blocked_timeout_s
+        timeout_s = self._config.blocked_timeout_s
         if report is None:
             self._wait = None
         elif self._wait is None or self._wait[0] != report.cause:
@@ -189,17 +189,19 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         Over: ((), (Deciding, Ending)),
     }
 
-    def __init__(self, watched: protocol.WatchedRank, began_s: float) -> None:
-        """Coordinate a job whose rank 0 is `watched` and began at `began_s`, on the clock of handle()."""
+    def __init__(self, config: protocol.AgentConfig, began_s: float) -> None:
+        """Coordinate a job whose rank 0 has this `config` and began at `began_s`, on the clock of handle()."""
         super().__init__(Running(), began_s)
-        self._began_s, self._watched = began_s, watched
+        self._began_s, self._config = began_s, config
         self._own: RankIdentity | None = None
         self.peers, self._late_ranks = Peers(), LateRanks()
-        self._finished, self.evidence = FinishedRanks(watched), Evidence()
+        self._finished, self.evidence = FinishedRanks(config), Evidence()
         self._activity = JobActivity()
         self._status = 0  # the largest of the ranks that have ended
         self._aborting: Peer | None = None  # whose rank can end the job by MPI_Abort
         self._log_lost: set[int] = set()  # ranks whose logs are incomplete
+        self._quiet_until_s = began_s  # not to print for each rank that a SIGINT has not ended
+        self._awaits_stop = False  # that nothing stops before the script's first should_stop() is printed
         self._times_out = False  # --exit-timeout is over; a snapshot is being taken
         self._awaits_agents = False  # of a job that ends: some have not joined yet
         self._must_cancel = False  # some ranks, or their slurmstepd, cannot be reached
@@ -219,8 +221,8 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
             case events.PeerLost(link, error):
                 if peer := self.peers.by_link.get(link):
                     self._on_lost(peer, error)
-            case events.EndRequested(report):
-                self._add_report(report)
+            case events.StallChanged():
+                self._on_stall(event)
             case events.WaitForFinishedRank(report):
                 if isinstance(self.phase, Running):
                     actions, lasting = self._finished.on_wait(report, now_s)
@@ -231,6 +233,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
                 self._activity = activity
                 if self._times_out:
                     self._time_out()
+                self._report_ignored_interrupt()
             case events.Due(timer):
                 self._on_due(timer)
             case _:
@@ -339,7 +342,9 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
                 self._add_absent(peer, root_cause.STEP_DAEMON_KILLED)
             case protocol.Stage(name):
                 self._do(*self._late_ranks.set_stage(peer.rank, name))
-            case Hello() | Sample() | SnapshotRequest() | ThreadsReply() | protocol.UnaskedStop():
+            case protocol.UnaskedStop(number):
+                self._on_unasked_stop(number)
+            case Hello() | Sample() | SnapshotRequest() | ThreadsReply():
                 pass  # nothing to decide from
             case Unreadable(error):
                 raise ValueError(error)
@@ -359,9 +364,34 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         if first is None or not unfinished or not isinstance(self.phase, Running):
             return
         names = root_cause.describe_ranks(unfinished, self.peers.hosts, self._activity.places) or UNKNOWN_RANKS
-        cause = f"{EXIT_TIMEOUT_WORDS} {self._watched.exit_timeout_s:g} s: {names}"
+        cause = f"{EXIT_TIMEOUT_WORDS} {self._config.exit_timeout_s:g} s: {names}"
         host = self.peers.hosts.get(first, "")
         self._add_report(truncate_report(Report(first, host, ReportKind.SECONDARY, cause, 1)))
+
+    def _on_stall(self, stall: events.StallChanged) -> None:
+        """Print that the job hangs, or continues; with --stall-abort end it."""
+        if isinstance(self.phase, Running):
+            self._do(events.PrintLine(f"mpiddp: {stall.text}"))
+            if stall.cause and self._config.stall_abort:
+                host = self.peers.hosts.get(stall.rank, "")
+                self._add_report(truncate_report(
+                    Report(stall.rank, host, ReportKind.UNREACHABLE, stall.cause, EXIT_STALLED)))
+
+    def _report_ignored_interrupt(self) -> None:
+        """Print where the ranks are if none reacts to a SIGINT."""
+        is_ignored = "SIGINT" in self.evidence.signals and isinstance(self.phase, Running)
+        if is_ignored and self._activity.table and self._now_s >= self._quiet_until_s:
+            self._quiet_until_s = self._now_s + SIGNAL_SPREAD_S
+            self._do(events.PrintLine("mpiddp: SIGINT received, but no rank has reacted (in native code they cannot); "
+                                      f"press Ctrl-C again to end the job\n{self._activity.table}"))
+
+    def _on_unasked_stop(self, number: int) -> None:
+        """Print once that nothing stops before the script's first should_stop()."""
+        if not self._awaits_stop:
+            self._awaits_stop = True
+            self._do(events.PrintLine(
+                f"mpiddp: received {signal.Signals(number).name}, but the script has not called mpiddp.should_stop() "
+                "yet, and nothing stops before its first call; Ctrl-C, scancel or SIGKILL ends the job now"))
 
     def _on_lost(self, peer: Peer, error: str) -> None:
         """Report a rank whose agent has ended, or cannot be reached; its rank has died with it."""

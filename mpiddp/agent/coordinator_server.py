@@ -7,7 +7,6 @@ import enum
 import os
 import resource
 import select
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -22,19 +21,18 @@ from ..base.ranks import RankIdentity
 from ..base.stderr import write_line
 from ..base.version import __version__
 from ..failure.report import format_error_file, print_failure
-from ..failure.root_cause import Report, ReportKind, truncate_report
 from ..ipc.authentication import AuthListener, enable_keepalive
 from ..ipc.channel import Channel, Codec, Unreadable, listen
 from ..ipc.event_loop import EventLoop
-from ..systems.statuses import EXIT_STALLED
 from ..where import progress
 from ..where.protocol import Sample, SnapshotReply, SnapshotRequest, ThreadsReply, ThreadsRequest
 from ..where.registry import JobEndpoint, find_job_number, remove_endpoint, remove_file, write_endpoint
 from . import events, protocol
-from .coordinator import Coordinator, Running
+from .coordinator import Coordinator
 from .events import CoordinatorCommand
 from .process_cleanup import cancel_slurm_step
 from .tasks import Tasks
+from .timeouts import FINAL_FLUSH_TIMEOUT_S, SIGNAL_SPREAD_S, SNAPSHOT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from ..where.service import SnapshotService
@@ -43,9 +41,6 @@ PeerChannel = Channel[protocol.CoordinatorSends, protocol.CoordinatorReceives]
 CODEC: Codec[protocol.CoordinatorReceives] = Codec(protocol.CoordinatorReceives)
 
 OWN_LINK = 0  # to this process's own watcher; connections have higher numbers
-SNAPSHOT_TIMEOUT_S = 2.0  # for all ranks to answer
-SIGNAL_SPREAD_S = 1.0  # in which a signal reaches all ranks
-FINAL_FLUSH_TIMEOUT_S = 2.0  # for all others to receive the last messages
 
 
 class Requester(enum.IntEnum):
@@ -61,7 +56,7 @@ class CoordinatorServer:
     """Listens for the job's agents, and carries out the coordinator's actions."""
 
     def __init__(
-        self, loop: EventLoop, request: protocol.StartCoordinator, watched: protocol.WatchedRank,
+        self, loop: EventLoop, request: protocol.StartCoordinator, config: protocol.AgentConfig,
         post: Callable[[events.AgentEvent], None], began_s: float, tasks: Tasks,
     ) -> None:
         """Listen on the requested address and port; raise OSError if that is impossible.
@@ -73,13 +68,11 @@ class CoordinatorServer:
         self._listener = AuthListener(
             loop, listen(request.address, request.port), request.token, request.ranks, self._on_connection)
         self.port = self._listener.port
-        self._loop, self._watched, self._post, self._tasks = loop, watched, post, tasks
-        self._coordinator = Coordinator(watched, began_s)
+        self._loop, self._config, self._post, self._tasks = loop, config, post, tasks
+        self._coordinator = Coordinator(config, began_s)
         self._lazy_snapshots: SnapshotService | None = None
         self._request, self._running_mark = request, ""
         self._endpoint: JobEndpoint | None = None
-        self._is_interrupted = False  # ranks got a SIGINT
-        self._awaits_stop = False  # ranks got a stop signal before the script's first should_stop()
         self._channels: dict[int, PeerChannel] = {}
         self._last_link = OWN_LINK
 
@@ -93,7 +86,7 @@ class CoordinatorServer:
             self._running_mark = f"{member.error_file}{RUNNING_SUFFIX}"
             self._tasks.run(partial(make_file, self._running_mark))
         self._loop.set_timer("endpoint", events.WARMUP_DELAY_S, partial(self._warm_up, endpoint))
-        if self._watched.stall_s:
+        if self._config.stall_s:
             self._check_for_stall()
 
     def _warm_up(self, endpoint: JobEndpoint) -> None:
@@ -147,12 +140,9 @@ class CoordinatorServer:
                 if link in self._coordinator.peers.by_link:
                     rank = self._coordinator.peers.by_link[link].rank
                     self._deliver(self._snapshots().collector.take(rank, message))
-            case protocol.UnaskedStop(number):
-                self._on_unasked_stop(number)
             case ThreadsRequest():
                 raise ValueError("unexpected ThreadsRequest from an agent")
             case _:
-                self._is_interrupted |= message == protocol.Signalled(signal.SIGINT)
                 self.handle(events.FromPeer(link, message))
 
     def handle(self, event: events.CoordinatorEvent) -> None:
@@ -183,7 +173,7 @@ class CoordinatorServer:
                 if self._running_mark:
                     self._tasks.run(partial(remove_file, self._running_mark))
             case CoordinatorCommand.CANCEL_STEP:
-                self._tasks.run(partial(cancel_slurm_step, self._watched.step))
+                self._tasks.run(partial(cancel_slurm_step, self._config.step))
             case CoordinatorCommand.TAKE_SNAPSHOT:
                 self._request_snapshot(Requester.DECISION)
             case CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:
@@ -227,43 +217,22 @@ class CoordinatorServer:
         if self._lazy_snapshots is None:
             from ..where.service import SnapshotService  # not while the job starts
 
-            self._lazy_snapshots = SnapshotService(self._watched.stall_s)
+            self._lazy_snapshots = SnapshotService(self._config.stall_s)
         return self._lazy_snapshots
 
     def _report_snapshot(self) -> None:
-        """Pass a snapshot to the coordinator, and print it if no rank reacts to a SIGINT."""
+        """Pass a snapshot to the coordinator."""
         failed = {report.rank: report.where for report in self._coordinator.evidence.reports.all}
-        snapshot = self._snapshots().observe(failed)
-        self.handle(events.SnapshotTaken(snapshot))
-        is_ignored = self._is_interrupted and isinstance(self._coordinator.phase, Running)
-        if is_ignored and snapshot.table and not self._loop.has_timer("sigquit"):
-            self._loop.set_timer("sigquit", SIGNAL_SPREAD_S, lambda: None)
-            write_line("mpiddp: SIGINT received, but no rank has reacted (in native code they cannot); press Ctrl-C "
-                       f"again to end the job\n{snapshot.table}")
-
-    def _on_unasked_stop(self, number: int) -> None:
-        """Print once that nothing stops before the script's first should_stop()."""
-        if not self._awaits_stop:
-            self._awaits_stop = True
-            write_line(f"mpiddp: received {signal.Signals(number).name}, but the script has not called "
-                       "mpiddp.should_stop() yet, and nothing stops before its first call; Ctrl-C, scancel or SIGKILL "
-                       "ends the job now")
+        self.handle(events.SnapshotTaken(self._snapshots().observe(failed)))
 
     def _check_for_stall(self) -> None:
         self._request_snapshot(Requester.STALL_CHECK)
         self._loop.set_timer("stall", self._snapshots().stall_interval_s, self._check_for_stall)
 
     def _report_stall(self) -> None:
-        """Print that the job hangs, or continues; with --stall-abort end it."""
-        stall = self._snapshots().find_stall(time.monotonic())
-        if stall is None:
-            return
-        write_line(f"mpiddp: {stall.text}")
-        if stall.cause and self._watched.stall_abort:
-            self._loop.cancel_timers("stall")
-            host = self._coordinator.peers.hosts.get(stall.rank, "")
-            report = Report(stall.rank, host, ReportKind.UNREACHABLE, stall.cause, EXIT_STALLED)
-            self.handle(events.EndRequested(truncate_report(report)))
+        """Pass it to the coordinator if the ranks have stopped to move, or move again."""
+        if (stall := self._snapshots().find_stall(time.monotonic())) is not None:
+            self.handle(events.StallChanged(*stall))
 
     def _on_connection(self, connection: socket.socket) -> None:
         """Read an authenticated connection: of an agent, which sends its `Hello` first, or of `mpiddp.where`."""

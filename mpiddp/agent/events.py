@@ -155,10 +155,12 @@ class SnapshotTaken(Record):
     snapshot: JobActivity
 
 
-class EndRequested(Record):
-    """The job has to end, for the reason in `report`: no rank moves (--stall-abort)."""
+class StallChanged(Record):
+    """No rank moves, or they do again, as `text` says; `cause`, empty for the latter, is for a report on `rank`."""
 
-    report: Report
+    text: str
+    cause: str
+    rank: int
 
 
 class WaitForFinishedRank(Record):
@@ -172,7 +174,7 @@ AgentEvent = (
     | StepDaemonGone | LauncherGone | Printed | Due
 )
 CoordinatorEvent = (
-    PeerGreeted | FromPeer | PeerLost | OwnRankJoined | SnapshotTaken | EndRequested | WaitForFinishedRank | Due
+    PeerGreeted | FromPeer | PeerLost | OwnRankJoined | SnapshotTaken | StallChanged | WaitForFinishedRank | Due
 )
 
 # Actions of both

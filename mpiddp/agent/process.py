@@ -49,6 +49,8 @@ from .timeouts import (
     FINAL_OUTPUT_TIMEOUT_S,
     FINAL_TASKS_TIMEOUT_S,
     OUTPUT_TIMEOUT_S,
+    PEERS_TIMEOUT_S,
+    PMI_TIMEOUT_S,
     TASK_TIMEOUT_S,
 )
 from .watcher import Watcher
@@ -60,8 +62,6 @@ PR_SET_CHILD_SUBREAPER = 36  # (linux/prctl.h)
 # Those by which users, launchers and schedulers stop or ask a job.
 OUTSIDE_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
                    signal.SIGALRM, signal.SIGXCPU)
-PMI_TIMEOUT_S = 0.5  # for mpiexec to answer
-PEERS_TIMEOUT_S = 1.0  # for the other agents to end
 MAX_CRASH_BYTES = 2**20  # that faulthandler may write
 
 
@@ -75,9 +75,9 @@ class RankProcess(NamedTuple):
     streams: dict[int, int]  # pipes from its stdout, 1, and stderr, 2; none if it has the launcher's
 
 
-def run_agent(rank: RankProcess, watched: protocol.WatchedRank, began_s: float) -> NoReturn:
+def run_agent(rank: RankProcess, config: protocol.AgentConfig, began_s: float) -> NoReturn:
     """Be the agent of a rank, which began at `began_s` of time.monotonic(), until both have ended."""
-    agent = Agent(rank, watched, began_s)
+    agent = Agent(rank, config, began_s)
     agent.loop.run()
     os._exit(agent.status)
 
@@ -85,20 +85,20 @@ def run_agent(rank: RankProcess, watched: protocol.WatchedRank, began_s: float) 
 class Agent:
     """Connects the logic of a watcher with the rank's process, the connections and the clock."""
 
-    def __init__(self, rank: RankProcess, watched: protocol.WatchedRank, began_s: float) -> None:
+    def __init__(self, rank: RankProcess, config: protocol.AgentConfig, began_s: float) -> None:
         self.loop = EventLoop(self.report_error)
         self.status = 1
-        self._rank, self._watched = rank, watched
+        self._rank, self._config = rank, config
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._signals = self._receive_signals()
         self._process = WatchedProcess(rank.pid)
-        self._watcher = Watcher(watched, began_s)
+        self._watcher = Watcher(config, began_s)
         self._tasks = Tasks(self.loop)
-        self._connections = Connections(self.loop, rank.channel, watched, self.post, began_s, self._tasks)
+        self._connections = Connections(self.loop, rank.channel, config, self.post, began_s, self._tasks)
         self._lines = WriterThread(self.loop)  # of this process, on stderr
         set_writer(lambda stderr, data: self._lines.submit(partial(write_all, stderr, data), len(data)))
         os.register_at_fork(after_in_child=partial(set_writer, write_all))
-        self._output = RankOutput(self.loop, rank.streams, watched.name)
+        self._output = RankOutput(self.loop, rank.streams, config.name)
         self._segments: set[Segment] = set()
         self._sampler: ProcessSampler | None = None
         self._wait_status: int | None = None
@@ -107,10 +107,10 @@ class Agent:
         self._crash = bytearray()  # what faulthandler has written
         os.set_blocking(rank.crash_pipe, False)
         self.loop.watch(rank.crash_pipe, self._read_crash)
-        if watched.step_daemon:
-            self.loop.watch_process(watched.step_daemon, lambda: self.post(events.StepDaemonGone()))
-        if watched.launcher_pid:
-            self.loop.watch_process(watched.launcher_pid, lambda: self.post(events.LauncherGone()))
+        if config.step_daemon:
+            self.loop.watch_process(config.step_daemon, lambda: self.post(events.StepDaemonGone()))
+        if config.launcher_pid:
+            self.loop.watch_process(config.launcher_pid, lambda: self.post(events.LauncherGone()))
         self._carry_out(self._watcher.take_actions())
         self._reap()  # it may have ended before its SIGCHLD could come
 
@@ -160,7 +160,7 @@ class Agent:
     def report_error(self, error: Exception) -> None:
         """Print an error of the agent itself, once."""
         text = f"{type(error).__name__}: {error}"
-        line = f"mpiddp: error in the agent of {self._watched.name}: {truncate_middle(text)} ({location_of(error)})"
+        line = f"mpiddp: error in the agent of {self._config.name}: {truncate_middle(text)} ({location_of(error)})"
         if line not in self._reported_errors:
             self._reported_errors.add(line)
             write_line(line)
@@ -231,7 +231,7 @@ class Agent:
             case AgentCommand.FINISH_OUTPUT:
                 self._finish_output()
             case AgentCommand.CANCEL_STEP:
-                self._tasks.run(partial(cancel_slurm_step, self._watched.step))
+                self._tasks.run(partial(cancel_slurm_step, self._config.step))
             case AgentCommand.RECORD_SEGMENTS:
                 self._segments |= mapped_segments(self._rank.pid)
             case _:
@@ -288,7 +288,7 @@ class Agent:
                 self._connections.start_coordinator(request)
             case protocol.RegisterRank():
                 self._connections.connect_to_coordinator(request)
-                set_process_title(f"mpiddp: agent of {self._watched.name}")  # pkill -f SCRIPT finds ranks alone
+                set_process_title(f"mpiddp: agent of {self._config.name}")  # pkill -f SCRIPT finds ranks alone
                 self.loop.set_timer("warm up", events.WARMUP_DELAY_S, self._warm_up)
             case _:
                 assert_never(request)
@@ -322,7 +322,7 @@ class Agent:
         def probe() -> str:
             from ..discovery.reachability import find_unreachable
 
-            silent = find_unreachable(self._watched.hosts(), timeout_s)
+            silent = find_unreachable(self._config.hosts(), timeout_s)
             return line + (f"; no answer from {fold_hosts(silent)}" if silent else "")
 
         self._tasks.run(probe, write_line, late=line, timeout_s=timeout_s + TASK_TIMEOUT_S, is_required=False)
@@ -347,7 +347,7 @@ class Agent:
         # Else only mpiexec can end the others: those that have not joined, or that cannot be reached.
         is_agreed = self._connections.is_over or (
             self._connections.server is not None and self._connections.server.is_complete)
-        if is_agreed and not self._watched.by_srun and say_goodbye():
+        if is_agreed and not self._config.by_srun and say_goodbye():
             if self._connections.server is not None:
                 self._connections.server.await_peers(PEERS_TIMEOUT_S)
             else:

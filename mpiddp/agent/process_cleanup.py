@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..systems.mpi_libraries import LIBRARIES
-from .timeouts import DESCENDANTS_TIMEOUT_S
+from .timeouts import DESCENDANTS_TIMEOUT_S, SCANCEL_TIMEOUT_S
 
 if TYPE_CHECKING:
     import psutil
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 FOLDER = "/dev/shm/"  # noqa: S108 (shm_open(3) has its files there)
 SEMAPHORES = "sem.mp-"  # multiprocessing's
 PREFIXES = tuple(FOLDER + name for name in (*(part for row in LIBRARIES for part in row.segments), SEMAPHORES))
-SCANCEL_TIMEOUT_S = 15.0
 POLL_INTERVAL_S = 0.01
 
 

@@ -20,8 +20,8 @@ from ..where.protocol import (
 )
 
 
-class WatchedRank(NamedTuple):
-    """The rank of an agent, as known before the fork.
+class AgentConfig(NamedTuple):
+    """What an agent knows of its rank and of the job before the fork.
 
     Printed lines call it `name`. The agent of the rank that is `first_on_node` prints what concerns the whole node.
     `step` is the Slurm step of the job's ranks, None if there is none; it is cancelled if nothing else ends them.

@@ -22,7 +22,7 @@ PR_SET_PDEATHSIG, PR_SET_PTRACER = 1, 0x59616D61  # (linux/prctl.h)
 DEVNULL_FOR_STDIN = 0
 
 
-def describe_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None) -> protocol.WatchedRank:
+def make_agent_config(config: LaunchConfig, started_by: launchers.LaunchFacts | None) -> protocol.AgentConfig:
     """Return what is known of this process's rank before it exists; rank 0's agent can probe other hosts.
 
     A rank has a process group of its own, so that signals reach its agent alone, unless the launcher signals each
@@ -32,7 +32,7 @@ def describe_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None
     by_srun = started_by is not None and started_by.by_srun
     launcher = started_by.launcher if started_by else None
     has_own_group = not os.isatty(0) and not (launcher and launcher.signals_all)
-    return protocol.WatchedRank(
+    return protocol.AgentConfig(
         name=f"rank {rank} on {runtime.hostname()}",
         first_on_node=launchers.is_first_on_node(os.environ),
         step=runtime.find_slurm_step(os.environ, started_by),
@@ -57,7 +57,7 @@ def fork_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None) ->
     """
     began_s = time.monotonic()
     open_closed_streams()
-    watched = describe_rank(config, started_by)
+    agent_config = make_agent_config(config, started_by)
     flush_python()
     output_pipes = {stream: os.pipe() for stream in (1, 2)} if is_forwarded(config) else {}
     ours, its = socket.socketpair()
@@ -77,17 +77,18 @@ def fork_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None) ->
         os.dup2(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), DEVNULL_FOR_STDIN)
         inspect_fds = InspectFds(stack_reading, stack_writing, our_query.detach())
         os.close(stack_writing)
-        run_agent(RankProcess(pid, Channel(ours, RANK_CODEC), crash_reading, inspect_fds, streams), watched, began_s)
+        run_agent(RankProcess(pid, Channel(ours, RANK_CODEC), crash_reading, inspect_fds, streams), agent_config,
+                  began_s)
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(PR_SET_PTRACER, agent_pid, 0, 0, 0)  # else Yama lets py-spy, the agent's child, read no stack
     if os.getppid() != agent_pid:  # it has died meanwhile
         os.kill(os.getpid(), signal.SIGKILL)
-    if watched.has_own_group:
+    if agent_config.has_own_group:
         os.setpgid(0, 0)
     redirect_streams(output_pipes)
     for descriptor in (ours.detach(), crash_reading, stack_reading, our_query.detach()):
         os.close(descriptor)
     os.set_blocking(stack_writing, False)
     return client.AgentClient(Channel(its, client.CODEC), crash_writing, (stack_writing, its_query.detach()), began_s,
-                              watched.has_own_group, bool(output_pipes))
+                              agent_config.has_own_group, bool(output_pipes))

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from ..base.text import format_ranges, join_names
 from ..systems.launchers import SRUN, SRUN_PMIX
 from . import events
-from .protocol import Stage, WatchedRank
-from .timeouts import HARD_GRACE_S, KILL_DELAY_S
+from .protocol import AgentConfig, Stage
+from .timeouts import HARD_GRACE_S, KILL_DELAY_S, PROBE_HOSTS_TIMEOUT_S
 
-PROBE_HOSTS_TIMEOUT_S = 2.0
 LATE_S = 10.0  # from a rank's registration until it is reported that its script has not begun
 LATE_SPREAD_S = 1.0  # for other late ranks to be reported
 MAX_RANKS_WITH_HOST = 3
@@ -30,16 +29,16 @@ class StartupTimeout:
     start has failed, and others may wait for it; `timed_out`, because it has taken too long.
     """
 
-    def __init__(self, watched: WatchedRank, began_s: float) -> None:
+    def __init__(self, config: AgentConfig, began_s: float) -> None:
         self.began_s = began_s
         self.stage = "starting"
         self.failed = self.timed_out = False
-        self._watched = watched
+        self._config = config
         self._is_late = False  # the coordinator knows it
 
-    def begin_watch(self) -> list[events.AgentAction]:
+    def begin(self) -> list[events.AgentAction]:
         """Return the first actions."""
-        return [events.SetTimer("start", self._watched.timeout_s)]
+        return [events.SetTimer("start", self._config.timeout_s)]
 
     def begin_stage(self, stage: str) -> list[events.AgentAction]:
         """Note the stage that begins; the script has no name, and no deadline either."""
@@ -63,8 +62,8 @@ class StartupTimeout:
         if not cause:
             return []
         self.failed = True
-        hint = TRY_RING if self._watched.by_srun and self.stage == "MPI_Init" and "SIGSEGV" in cause else ""
-        return [events.PrintLine(f"mpiddp: {self._watched.name}: {cause}, during startup ({self.stage}){hint}")]
+        hint = TRY_RING if self._config.by_srun and self.stage == "MPI_Init" and "SIGSEGV" in cause else ""
+        return [events.PrintLine(f"mpiddp: {self._config.name}: {cause}, during startup ({self.stage}){hint}")]
 
     def on_due(self, timer: str, now_s: float) -> list[events.AgentAction]:
         """Act on one of the timers "warn", "start" and "late"."""
@@ -76,24 +75,24 @@ class StartupTimeout:
     @property
     def _mpi_warning_s(self) -> float:
         """The seconds in MPI_Init after which the node's first rank warns."""
-        return self._watched.timeout_s / 4
+        return self._config.timeout_s / 4
 
     def _warn(self) -> list[events.AgentAction]:
         """Print that the rank waits in MPI_Init, once per node."""
-        if not self._watched.first_on_node:
+        if not self._config.first_on_node:
             return []
-        return [events.ProbeHosts(f"mpiddp: {self._watched.name} has waited {self._mpi_warning_s:.0f} s in MPI_Init, "
+        return [events.ProbeHosts(f"mpiddp: {self._config.name} has waited {self._mpi_warning_s:.0f} s in MPI_Init, "
                                   "which returns when all ranks of the job have called it",
                                   min(PROBE_HOSTS_TIMEOUT_S, self._mpi_warning_s))]
 
     def _time_out(self, waited_s: float) -> list[events.AgentAction]:
         """End the rank: in MPI_Init at once, in any other stage after a grace."""
         in_mpi = self.stage == "MPI_Init"
-        if not in_mpi and waited_s < self._watched.timeout_s + HARD_GRACE_S:
-            return [events.SetTimer("start", self._watched.timeout_s + HARD_GRACE_S - waited_s)]
+        if not in_mpi and waited_s < self._config.timeout_s + HARD_GRACE_S:
+            return [events.SetTimer("start", self._config.timeout_s + HARD_GRACE_S - waited_s)]
         self.failed = self.timed_out = True
-        line = f"mpiddp: ending {self._watched.name}: still in {self.stage} {waited_s:.0f} s after its start"
-        is_printed = self._watched.first_on_node or not in_mpi  # in MPI_Init, all ranks of the node are late
+        line = f"mpiddp: ending {self._config.name}: still in {self.stage} {waited_s:.0f} s after its start"
+        is_printed = self._config.first_on_node or not in_mpi  # in MPI_Init, all ranks of the node are late
         return [events.PrintLine(line), *END] if is_printed else END
 
 

@@ -4,6 +4,7 @@ from ..failure.root_cause import ROOT_CAUSE_WAIT_S
 
 # The start
 LISTEN_TIMEOUT_S = 30.0  # for an agent to listen: its code may have to be loaded from a cold file system
+PROBE_HOSTS_TIMEOUT_S = 2.0  # for the job's hosts to answer while a rank waits in MPI_Init
 HARD_GRACE_S = 15.0  # after the startup timeout, for ranks to end the job in order
 KILL_DELAY_S = 1.0  # between SIGTERM and SIGKILL of a rank that is late
 REPORTS_SPREAD_S = 1.0  # for other nodes' agents to print their reports, before the job's step is cancelled
@@ -14,6 +15,8 @@ DECISION_TIMEOUT_S = 8.0  # for the coordinator to select the root cause and hav
 ANSWER_TIMEOUT_S = 12.0  # for an agent to answer its rank
 STACK_TIMEOUT_S = 2.0  # for that rank to print its traceback
 OUTPUT_TIMEOUT_S = 1.5  # for output that was written before the report to be shown
+SNAPSHOT_TIMEOUT_S = 2.0  # for all ranks to answer where they are
+SIGNAL_SPREAD_S = 1.0  # in which a signal reaches all ranks
 
 # The end
 CLOSED_TIMEOUT_S = 1.0  # after a rank's connection has closed, until it counts as finished: it may be ending
@@ -27,11 +30,15 @@ JOB_OVER_TIMEOUT_S = 5.0  # after all ranks should have ended, until an agent en
 ABORT_WAIT_S = 30.0  # for a rank that can end the job by MPI_Abort: until all others have ended
 ABORT_TIMEOUT_S = 2.0  # for a launcher to end the agents after MPI_Abort
 TASK_TIMEOUT_S = 5.0  # for a file system or a command
+SCANCEL_TIMEOUT_S = 15.0  # for Slurm to cancel a step, which goes on when its task is over
+FINAL_FLUSH_TIMEOUT_S = 2.0  # for all others to receive the coordinator's last messages
 FINAL_OUTPUT_TIMEOUT_S = 2.0  # for a terminal to take the last output, if nobody waits for more
-FINAL_TASKS_TIMEOUT_S = 1.0  # for the last of them, when the agent ends
+FINAL_TASKS_TIMEOUT_S = 1.0  # for the last tasks, when the agent ends
+PMI_TIMEOUT_S = 0.5  # for mpiexec to answer that a rank has finalised PMI
+PEERS_TIMEOUT_S = 1.0  # for the other agents to end before rank 0's
 
 assert ROOT_CAUSE_WAIT_S + PRINT_TIMEOUT_S < DECISION_TIMEOUT_S
-assert DECISION_TIMEOUT_S + STACK_TIMEOUT_S < ANSWER_TIMEOUT_S
+assert DECISION_TIMEOUT_S + STACK_TIMEOUT_S + OUTPUT_TIMEOUT_S < ANSWER_TIMEOUT_S < HARD_GRACE_S
 assert STACK_TIMEOUT_S + OUTPUT_TIMEOUT_S < PRINT_TIMEOUT_S
-assert FLUSH_TIMEOUT_S < FINAL_EXIT_TIMEOUT_S < JOB_OVER_TIMEOUT_S
+assert FLUSH_TIMEOUT_S < FINAL_EXIT_TIMEOUT_S < JOB_OVER_TIMEOUT_S < ABORT_WAIT_S
 assert DESCENDANTS_TIMEOUT_S < JOB_OVER_TIMEOUT_S

@@ -15,7 +15,7 @@ from mpiddp.base.ranks import RankIdentity
 from mpiddp.failure.root_cause import Report, ReportKind
 
 RANKS, PER_NODE = 10_000, 8
-WATCHED = protocol.WatchedRank("rank 0 on n0", True, None, list, False, 60.0)
+CONFIG = protocol.AgentConfig("rank 0 on n0", True, None, list, False, 60.0)
 KINDS = {  # of the reports of all ranks
     "a signal from outside": (ReportKind.PROCESS_EXIT, "SIGTERM"), "SIGKILL": (ReportKind.PROCESS_EXIT, "SIGKILL"),
     "the same error": (ReportKind.ERROR, ""), "lost connections": (ReportKind.SECONDARY, ""),
@@ -25,7 +25,7 @@ KINDS = {  # of the reports of all ranks
 
 def start() -> Coordinator:
     """Return the coordinator of a job that all ranks have joined."""
-    coordinator = Coordinator(WATCHED, 0.0)
+    coordinator = Coordinator(CONFIG, 0.0)
     own = RankIdentity(0, RANKS, 0, "n0", "cpu", 1000, "run", 5.0, namespace="n0")
     coordinator.handle(events.OwnRankJoined(0, own), 1.0)
     for rank in range(1, RANKS):

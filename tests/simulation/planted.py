@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from mpiddp.agent import coordinator, watcher
+from mpiddp.agent import coordinator, timeouts
 from mpiddp.agent.coordinator import Coordinator
 from mpiddp.agent.watcher import Watcher
 from mpiddp.failure import root_cause
@@ -54,8 +54,8 @@ BUGS: dict[str, Callable[[], Any]] = {
     "the last report is taken for the first": lambda: mock.patch.object(coordinator, "select_root_cause", last_named),
     "nobody waits for a better reason": lambda: mock.patch.object(coordinator, "select_root_cause", hasty),
     "a signal from outside is a rank's own": patch_rules,
-    "an agent does not wait for the coordinator": lambda: mock.patch.object(watcher, "DECISION_TIMEOUT_S", 0.001),
-    "an agent does not wait for the others": lambda: mock.patch.object(Watcher, "_finish", end_alone),
+    "an agent does not wait for the coordinator": lambda: mock.patch.object(timeouts, "DECISION_TIMEOUT_S", 0.001),
+    "an agent does not wait for the others": lambda: mock.patch.object(Watcher, "_finish_output", end_alone),
     "late agents are not awaited": lambda: mock.patch.object(Coordinator, "_has_late_agents", False),
     "a lost agent is not reported": lambda: mock.patch.object(Coordinator, "_on_lost", nothing),
     "a rank that is gone is not reported": lambda: mock.patch.object(Watcher, "_on_rank_gone", nothing),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mpiddp.agent import events, protocol
 from mpiddp.agent.coordinator import Coordinator, Ending, Over
 from mpiddp.agent.coordinator_server import OWN_LINK, is_for_own_watcher
-from mpiddp.agent.protocol import CoordinatorToAgent, WatchedRank
+from mpiddp.agent.protocol import AgentConfig, CoordinatorToAgent
 from mpiddp.agent.state_machine import StateMachine
 from mpiddp.agent.timeouts import DESCENDANTS_TIMEOUT_S
 from mpiddp.agent.watcher import Watcher
@@ -383,10 +383,10 @@ class Agent:
     def __init__(self, world: World, rank: Rank) -> None:
         self.world, self.rank, self.number = world, rank, rank.number
         shape = world.shape
-        self.watched = WatchedRank(f"rank {rank.number} on {rank.host}", rank.number % shape.per_node == 0, "1.0", list,
+        self.config = AgentConfig(f"rank {rank.number} on {rank.host}", rank.number % shape.per_node == 0, "1.0", list,
                                    False, 60.0, has_own_group=not world.launcher.signals_all,
                                    exit_timeout_s=shape.exit_timeout_s)
-        self.watcher = Watcher(self.watched, 0.0)
+        self.watcher = Watcher(self.config, 0.0)
         self.alive = True
         self.status: int | None = None  # with which it has ended by itself
         self.gone_s: float | None = None
@@ -515,9 +515,6 @@ class Agent:
             case events.AgentCommand.END_DESCENDANTS:
                 after_s = world.random.choice([0.01, DESCENDANTS_TIMEOUT_S])
                 world.schedule(after_s, self.post, events.DescendantsGone())
-            case events.AgentCommand.FINISH_OUTPUT:
-                after_s = world.random.choice([0.0, 0.01, DESCENDANTS_TIMEOUT_S])
-                world.schedule(after_s, self.post, events.OutputFinished(False, False))
 
     def _join(self, member: RankIdentity) -> None:
         self.is_linked = True
@@ -538,7 +535,7 @@ class Server:
     def __init__(self, world: World) -> None:
         self.world = world
         self._process = world.agents[0]
-        self.coordinator = Coordinator(self._process.watched, 0.0)
+        self.coordinator = Coordinator(self._process.config, 0.0)
         self.has_ordered_end = False
         self._timers = Timers(world, self.post)
 
