@@ -308,6 +308,15 @@ def test_a_coordinator_that_does_not_answer_is_lost(watcher: Watcher) -> None:
     assert watcher.handle(events.CoordinatorLost("ended"), 10.5) == []
 
 
+def test_a_coordinator_that_is_lost_after_the_report_is_printed(watcher: Watcher) -> None:
+    watcher.handle(events.FromRank(Failed(RAISED)), 2.0)
+    watcher.handle(events.FromCoordinator(PrintReason(RootCause(RAISED))), 2.1)
+    watcher.handle(events.FromRank(StackPrinted("stack")), 2.2)
+    watcher.handle(events.Printed(), 2.2)
+    ending = watcher.handle(events.Due("decision"), 2.0 + DECISION_TIMEOUT_S)
+    assert to_rank(ending) == [JobEnds(3)]
+
+
 def test_a_coordinator_that_cannot_be_reached_from_the_start() -> None:
     watcher = Watcher(CONFIG, 0.0)
     watcher.handle(JOINS, 1.0)

@@ -292,6 +292,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
     def _decide_alone(self) -> None:
         """End the rank without a decision of the coordinator, and print why, if it has failed by itself."""
         match self.phase:
+            case Failing(report) if self._has_printed:
+                self._end_rank(report.status)
             case Failing(report) if report.kind != ReportKind.SECONDARY:
                 self._print_root_cause(RootCause(report))
             case Failing() | Working():

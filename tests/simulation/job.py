@@ -165,7 +165,8 @@ def find_violations(world: World) -> list[str]:
     if len({report.by for report in world.printed}) < len(world.printed):
         violated.append(f"printed twice: {world.printed}")
     if world.coordinator_is_lost:
-        is_named = world.printed or world.said or world.kills_s is not None or len(world.ranks) == 1
+        is_named = (world.printed or world.said or world.kills_s is not None
+                    or all(agent.status is None for agent in world.agents))  # all agents were killed
         return violated if is_named else [*violated, "nobody says that the coordinator is lost"]
     if not is_printable(world):
         return violated
