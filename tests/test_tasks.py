@@ -107,6 +107,29 @@ def test_an_agent_that_ends_waits_for_what_is_required(tmp_path: Path) -> None:
     os.close(os.open(pipe, os.O_WRONLY))
 
 
+def test_an_agent_that_ends_before_it_sees_that_a_task_has_ended() -> None:
+    """Both events come with one wake-up of the loop."""
+    loop = EventLoop(fail_by)
+    tasks, done = Tasks(loop), threading.Event()
+    reading, writing = os.pipe()
+
+    def end() -> None:
+        tasks.finish(DEADLINE_S)
+        loop.stop()
+
+    loop.watch(reading, end)
+    os.write(writing, b"!")
+    tasks.run(done.set)
+    assert done.wait(DEADLINE_S)
+    time.sleep(0.1)  # until its thread has reported that
+    thread = threading.Thread(target=run, args=(loop,), daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    os.close(reading)
+    os.close(writing)
+
+
 def test_a_task_for_which_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

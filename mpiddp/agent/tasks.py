@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from queue import Empty, SimpleQueue
 
 from ..base.files import parse_stream_path, try_write_file
 from ..base.stderr import STDERR, STDOUT, write_line
@@ -22,11 +22,9 @@ class Tasks:
         self._loop = loop
         self._number = 0
         self._pending: set[str] = set()  # those for which the agent waits before it ends
-        self._results: list[tuple[str, str]] = []  # of tasks that have ended
+        self._results: SimpleQueue[tuple[str, str]] = SimpleQueue()  # of tasks that have ended
         self._ends: dict[str, Callable[[str], None]] = {}
         self._late: dict[str, str] = {}  # the results of those that take too long
-        self._reading, self._writing = os.pipe()
-        loop.watch(self._reading, self._take_results)
 
     def write(self, path: str, content: str) -> None:
         """Write a file or a standard stream, and print why that fails; other descriptors are the rank's."""
@@ -59,8 +57,8 @@ class Tasks:
             result = ""
             with contextlib.suppress(Exception):
                 result = act() or ""
-            self._results.append((name, result))
-            os.write(self._writing, b"!")
+            self._results.put((name, result))
+            self._loop.post(self._take_results)
 
         self._ends[name], self._late[name] = end, late
         if is_required:
@@ -72,23 +70,19 @@ class Tasks:
         else:
             self._loop.set_timer(name, timeout_s, lambda: end(late))
 
-    def _take_results(self) -> None:
-        os.read(self._reading, 1000)
-        while self._results:
-            name, result = self._results.pop(0)
-            if (end := self._ends.get(name)) is not None:
-                end(result)
+    def _take_results(self, timeout_s: float = 0.0) -> None:
+        """Take the results that there are, and wait for the first one until the timeout."""
+        with contextlib.suppress(Empty):
+            while True:
+                name, result = self._results.get(timeout=timeout_s)
+                timeout_s = 0.0
+                if (end := self._ends.get(name)) is not None:
+                    end(result)
 
     def finish(self, limit_s: float) -> None:
         """Wait for the required tasks, but not longer than the limit; then end those that are late."""
         deadline = time.monotonic() + limit_s
-        while self._pending and time.monotonic() < deadline:
-            self._take_results_now()
+        while self._pending and (left_s := deadline - time.monotonic()) > 0:
+            self._take_results(left_s)
         for name in list(self._pending):
             self._ends[name](self._late[name])
-
-    def _take_results_now(self) -> None:
-        import select
-
-        if select.select([self._reading], [], [], 0.01)[0]:
-            self._take_results()

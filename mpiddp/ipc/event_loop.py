@@ -43,11 +43,13 @@ class EventLoop:
             self._forget_cancelled()
             wait_s = min(max(0.0, self._heap[0][0] - time.monotonic()), MAX_WAIT_S) if self._heap else None
             for key, _ in self._selector.select(wait_s):
+                if self.stopped:
+                    return
                 now = self._selector.get_map().get(key.fd)  # an earlier event may have replaced it
                 if now is not None and now.data is key.data and not self.call_safely(key.data):
                     self._drop(key)
             now_s = time.monotonic()
-            while self._heap and self._heap[0][0] <= now_s:
+            while not self.stopped and self._heap and self._heap[0][0] <= now_s:
                 _, number, name = heappop(self._heap)
                 if self._is_current(number, name):
                     self.call_safely(self._timers.pop(name)[1])
