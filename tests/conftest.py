@@ -11,7 +11,7 @@ import pytest
 
 from mpiddp.agent.state_machine import StateMachine
 from tests.cgroups import limited
-from tests.cluster import Cluster, debian13, missing_components
+from tests.cluster import Cluster, debian, missing_components
 from tests.support import LIGHT, MPIS, ROOT, Mpi, is_light, need, scratch, torch_of_jobs
 
 CLUSTERS_OWN = ROOT / "tests/cluster/test_cluster.py"
@@ -39,12 +39,12 @@ LIMIT_BYTES = 700 * 2**20  # two ranks with torch need half of it
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Start the three-node Slurm cluster; where the fixture's parameter is "debian13", in that root folder."""
+    """Start the three-node Slurm cluster; where the fixture's parameter is a release of Debian, in its root folder."""
     need(missing_components())
     options = {}
-    if getattr(request, "param", None) == "debian13":
-        need(debian13.missing_components())
-        options = debian13.cluster_options()
+    if release := getattr(request, "param", None):
+        need(debian.missing_components())
+        options = debian.cluster_options(release)
     with Cluster(visible=[ROOT], **options) as running:
         yield running
 

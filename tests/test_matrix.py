@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import processes
 from tests.cluster import Cluster
 from tests.messages import message
 from tests.support import (
@@ -24,8 +26,10 @@ from tests.support import (
     check_hello,
     first_of,
     mpiexec,
+    mpiexec_command,
     need,
     noise,
+    single_node_environ,
     srun,
 )
 
@@ -44,6 +48,21 @@ def test_mpirun_says_hello(mpi: Mpi) -> None:
     lines = check_hello(done, 2)
     assert noise(done) == []
     assert {(one["address"], one["backend"]) for one in lines} == {("127.0.0.1", "gloo")}
+
+
+@pytest.mark.light
+@pytest.mark.parametrize(("hostname", "nodes"), [(None, "1 node"), ("n07", "2 nodes")])
+def test_a_library_without_shared_memory(hostname: str | None, nodes: str, quick: Mpi) -> None:
+    """MPICH then says that each rank has a node of its own; a rank in another UTS namespace has one."""
+    need([*quick.missing(), *([] if os.geteuid() == 0 else ["root"])])
+    rank = [str(quick.python), "-m", "mpiddp", str(EXAMPLES / "hello_world.py")]
+    other = ["unshare", "--uts", "sh", "-c", f'hostname {hostname}; exec "$@"', "other"] if hostname else []
+    command = [*mpiexec_command(quick, 2)[:-1], *rank, ":", "-n", "1", *other, *rank]
+    done = processes.run(*command, timeout=DEADLINE_S, cwd=ROOT,
+                         env={**single_node_environ(quick), "MPIR_CVAR_NOLOCAL": "1"})
+    check_hello(done, 3)
+    assert noise(done) == []
+    assert f" 3 ranks on {nodes}, " in done.stderr
 
 
 @pytest.mark.parametrize("mpi", SRUN)

@@ -115,7 +115,7 @@ def abort_open_mpi(mpi: Any, status: int) -> None:
     import ctypes
 
     name, version = mpi.get_vendor()
-    if name == "Open MPI" and (4,) <= version < (6,):
+    if name == "Open MPI" and (4,) <= version < (7,):
         library = ctypes.PyDLL(mpi.__file__)
         library.ompi_mpi_abort(ctypes.byref(ctypes.c_char.in_dll(library, "ompi_mpi_comm_world")), status)
 

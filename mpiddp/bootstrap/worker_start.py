@@ -7,6 +7,7 @@ SIGUSR1 for ever, SIGTERM until a worker has started. The fork server itself get
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,9 +32,9 @@ signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 """
 START_CODE = SKIP_MPI_CODE + LEAVE_USR1_CODE + HOLD_TERM_CODE
 CODE = {
-    "from multiprocessing.spawn ": START_CODE,
-    "from multiprocessing.forkserver ": START_CODE,
-    "from multiprocessing.resource_tracker ": LEAVE_USR1_CODE,  # it ignores SIGTERM itself
+    "spawn": START_CODE,
+    "forkserver": START_CODE,
+    "resource_tracker": LEAVE_USR1_CODE,  # it ignores SIGTERM itself
 }
 
 
@@ -50,8 +51,7 @@ def prepare_workers() -> Callable[[], None]:
 
     @functools.wraps(spawn)
     def spawn_prepared(path: bytes, args: Sequence[str], passfds: Sequence[int]) -> int:
-        words = [f"{code}{word}" if (code := find_code(str(word))) else word for word in args]
-        pid: int = spawn(path, words, passfds)
+        pid: int = spawn(path, add_code(args), passfds)
         return pid
 
     def undo() -> None:
@@ -62,6 +62,14 @@ def prepare_workers() -> Callable[[], None]:
     return undo
 
 
-def find_code(command: str) -> str:
-    """Return the code that has to precede a command of multiprocessing, empty for another word."""
-    return next((code for begin, code in CODE.items() if command.startswith(begin)), "")
+def add_code(args: Sequence[Any]) -> list[Any]:
+    """Return a command line of multiprocessing in which our code precedes the command that follows `-c`.
+
+    The command imports a function of the module that the process runs; Python 3.14's begins with another import.
+    """
+    words = list(args)
+    if "-c" in words[:-1]:
+        place = words.index("-c") + 1
+        module = re.search(r"\bfrom multiprocessing\.(\w+) import ", words[place])
+        words[place] = CODE.get(module[1] if module else "", "") + words[place]
+    return words

@@ -25,6 +25,8 @@ from ..systems.mpi_libraries import (
     MpiLibrary,
     find_library,
 )
+from . import runtime
+from .process import read_boot_id
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -229,10 +231,14 @@ def find_node(comm: MPI.Comm) -> tuple[int, bool]:
     """Return the lowest rank of `comm` on this node, and whether all of `comm` is on this node. Collective.
 
     MPI tells nodes apart (MPI 4.1, 7.4.2, MPI_COMM_TYPE_SHARED). Hostnames cannot: several nodes may have one name.
+    Where MPI says that no two ranks share a node, ranks with the same kernel and hostname do: MPICH 5 with UCX has no
+    shared memory, and says so of all ranks (pmodels/mpich#7705).
     """
     mpi = importlib.import_module("mpi4py.MPI")
     node = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank)
-    lowest = int(node.bcast(comm.rank, root=0))
-    is_only_node = bool(node.size == comm.size)
+    lowest, size = int(node.bcast(comm.rank, root=0)), node.size
     node.Free()
-    return lowest, is_only_node
+    if comm.size > 1 and comm.allreduce(size, op=mpi.MAX) == 1:
+        nodes = comm.allgather((runtime.hostname(), read_boot_id()))
+        lowest, size = nodes.index(nodes[comm.rank]), nodes.count(nodes[comm.rank])
+    return lowest, size == comm.size
