@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import math
 import os
 import resource
 import select
@@ -44,6 +45,7 @@ CODEC: Codec[protocol.CoordinatorReceives] = Codec(protocol.CoordinatorReceives)
 
 OWN_LINK = 0  # to this process's own watcher; connections have higher numbers
 SNAPSHOT_TIMEOUT_S = 2.0  # for all ranks to answer
+IDLE_CHECK_S = 5.0  # between two looks at rank 0's CPU time
 SIGNAL_SPREAD_S = 1.0  # in which a signal reaches all ranks
 FINAL_FLUSH_TIMEOUT_S = 2.0  # for all others to receive the last messages
 
@@ -54,7 +56,7 @@ class Requester(enum.IntEnum):
     STALL_CHECK = -1
     DECISION = -2
     SIGQUIT = -3
-    FINISHED_CHECK = -4
+    DEADLOCK_CHECK = -4
 
 
 class CoordinatorServer:
@@ -92,16 +94,17 @@ class CoordinatorServer:
         if RESTART_VARIABLE in os.environ and member.error_file:
             self._running_mark = f"{member.error_file}{RUNNING_SUFFIX}"
             self._tasks.run(partial(make_file, self._running_mark))
-        self._loop.set_timer("endpoint", events.WARMUP_DELAY_S, partial(self._warm_up, endpoint))
+        self._loop.set_timer("endpoint", events.WARMUP_DELAY_S, partial(self._warm_up, endpoint, member.pid))
         if self._watched.stall_s:
             self._check_for_stall()
 
-    def _warm_up(self, endpoint: JobEndpoint) -> None:
+    def _warm_up(self, endpoint: JobEndpoint, pid: int) -> None:
         """Import now what `where` needs: a later import could hang on a dead file system."""
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: imported again when needed
             self._snapshots()
             import_module("hmac")  # of ipc/authentication.py, if no other rank has connected
         self._tasks.run(partial(write_endpoint, endpoint))
+        self._check_own_rank(pid)
 
     def close(self) -> None:
         """Give the others time to receive the last messages, and remove the endpoint file."""
@@ -186,8 +189,8 @@ class CoordinatorServer:
                 self._tasks.run(partial(cancel_slurm_step, self._watched.step))
             case CoordinatorCommand.TAKE_SNAPSHOT:
                 self._request_snapshot(Requester.DECISION)
-            case CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:
-                self._request_snapshot(Requester.FINISHED_CHECK)
+            case CoordinatorCommand.CHECK_DEADLOCK:
+                self._request_snapshot(Requester.DEADLOCK_CHECK)
             case _:
                 assert_never(action)
 
@@ -207,8 +210,8 @@ class CoordinatorServer:
                     write_line(f"mpiddp: SIGQUIT received; the ranks are here:\n{self._snapshots().format_table()}")
                 case Requester.DECISION:
                     self._report_snapshot()
-                case Requester.FINISHED_CHECK:
-                    self.handle(events.WaitForFinishedRank(self._snapshots().find_deadlock(time.monotonic())))
+                case Requester.DEADLOCK_CHECK:
+                    self.handle(events.DeadlockChecked(self._snapshots().find_deadlock(time.monotonic())))
                 case _:
                     self._send(link, message)
 
@@ -218,7 +221,8 @@ class CoordinatorServer:
         collector = self._snapshots().collector
         living = {rank: peer for rank, peer in peers.by_rank.items() if not peer.has_ended}
         requests = collector.request(requester, {rank: peer.link for rank, peer in living.items()},
-                                     {rank: peer.host for rank, peer in living.items()})
+                                     {rank: peer.host for rank, peer in living.items()},
+                                     signals=requester != Requester.DEADLOCK_CHECK)
         if requests:  # none is under way
             self._loop.set_timer("snapshot", SNAPSHOT_TIMEOUT_S, lambda: self._deliver(collector.finish()))
             self._deliver(requests)
@@ -248,6 +252,15 @@ class CoordinatorServer:
             write_line(f"mpiddp: received {signal.Signals(number).name}, but the script has not called "
                        "mpiddp.should_stop() yet, and nothing stops before its first call; Ctrl-C, scancel or SIGKILL "
                        "ends the job now")
+
+    def _check_own_rank(self, pid: int, before_s: float = -math.inf) -> None:
+        """Report again and again whether this process's own rank is idle, while it lives."""
+        from ..where.process_sample import sample_process
+        from ..where.stall import is_idle
+
+        if (sample := sample_process(pid)) is not None:
+            self.handle(events.OwnRankIdle(is_idle(sample.busy_s - before_s, IDLE_CHECK_S)))
+            self._loop.set_timer("own rank", IDLE_CHECK_S, partial(self._check_own_rank, pid, sample.busy_s))
 
     def _check_for_stall(self) -> None:
         self._request_snapshot(Requester.STALL_CHECK)
