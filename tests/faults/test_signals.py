@@ -132,11 +132,12 @@ def test_an_mpirun_that_is_terminated_in_collectives(launcher: Launcher, tmp_pat
         job.await_ready(launcher.ranks)
         job.process.send_signal(signal.SIGTERM)
         text = job.output()
-    outside = len(find("launch/outside_signal", text, signal="SIGTERM"))
-    assert outside in ((0, 1) if launcher.name == "Open MPI 5 mpirun" else (1,)), text  # it forwards no more output
+    is_hurried = launcher.name.startswith("Open MPI")  # SIGKILL follows soon, and 5.0 forwards no more output
+    assert len(find("launch/outside_signal", text, signal="SIGTERM")) in ((0, 1) if is_hurried else (1,)), text
     assert "mpiddp: failed" not in text
-    record = json.loads(file.read_text())["message"]["extraInfo"]
-    assert (record["outside"], record["signal"]) == (True, "SIGTERM")
+    if file.exists() or not is_hurried:
+        record = json.loads(file.read_text())["message"]["extraInfo"]
+        assert (record["outside"], record["signal"]) == (True, "SIGTERM")
     assert job.process.returncode != 0
 
 
