@@ -253,14 +253,18 @@ class CoordinatorServer:
                        "mpiddp.should_stop() yet, and nothing stops before its first call; Ctrl-C, scancel or SIGKILL "
                        "ends the job now")
 
-    def _check_own_rank(self, pid: int, before_s: float = -math.inf) -> None:
-        """Report again and again whether this process's own rank is idle, while it lives."""
-        from ..where.process_sample import sample_process
-        from ..where.stall import is_idle
+    def _check_own_rank(self, pid: int, before_s: float = math.nan) -> None:
+        """Report again and again whether this process's own rank is idle."""
+        is_own_idle, busy_s = False, math.nan  # unknown
+        with contextlib.suppress(OSError, ImportError):  # no descriptor is left
+            from ..where.process_sample import sample_process
+            from ..where.stall import is_idle
 
-        if (sample := sample_process(pid)) is not None:
-            self.handle(events.OwnRankIdle(is_idle(sample.busy_s - before_s, IDLE_CHECK_S)))
-            self._loop.set_timer("own rank", IDLE_CHECK_S, partial(self._check_own_rank, pid, sample.busy_s))
+            if (sample := sample_process(pid)) is not None:
+                busy_s = sample.busy_s
+                is_own_idle = is_idle(busy_s - before_s, IDLE_CHECK_S)
+        self.handle(events.OwnRankIdle(is_own_idle))
+        self._loop.set_timer("own rank", IDLE_CHECK_S, partial(self._check_own_rank, pid, busy_s))
 
     def _check_for_stall(self) -> None:
         self._request_snapshot(Requester.STALL_CHECK)
