@@ -19,7 +19,7 @@ from mpiddp.failure.root_cause import (
 )
 from mpiddp.failure.stack import Frame, FrameKind
 from mpiddp.where.snapshot import CollectiveSeq, RankSample
-from mpiddp.where.stall import DeadlockDetector, find_deadlock, parse_ranks
+from mpiddp.where.stall import DeadlockDetector, find_wait_for_finished, parse_ranks
 from tests.messages import find, message
 from tests.support import Mpi, check, mpiexec
 from tests.test_where_stacks import LOAD, MAIN, rank
@@ -38,7 +38,7 @@ def over(number: int, entered: int = 4, **fields: object) -> RankSample:
 
 
 def test_ranks_that_wait_for_one_at_its_end() -> None:
-    report = find_deadlock([over(0), at(1), at(2)])
+    report = find_wait_for_finished([over(0), at(1), at(2)])
     assert report is not None
     assert report._replace(cause="", where="") == Report(NOBODY, "", ReportKind.UNREACHABLE, "", 1)
     assert report.cause == message("launch/finished_rank", ranks="ranks 1-2 wait", call="all_reduce",
@@ -47,7 +47,7 @@ def test_ranks_that_wait_for_one_at_its_end() -> None:
 
 
 def test_a_rank_that_waits_for_several_at_their_end() -> None:
-    report = find_deadlock([over(0), at(1), over(2)])
+    report = find_wait_for_finished([over(0), at(1), over(2)])
     assert report is not None
     assert report.cause == message("launch/finished_rank", ranks="rank 1 on n0 waits", call="all_reduce",
                                    finished="ranks 0,2", have="have")
@@ -65,20 +65,20 @@ def test_a_rank_that_waits_for_several_at_their_end() -> None:
     [over(0), at(1, MAIN, SUMMARY), at(2)],
 ])
 def test_a_job_that_may_go_on(ranks: list[RankSample]) -> None:
-    assert find_deadlock(ranks) is None
+    assert find_wait_for_finished(ranks) is None
 
 
 def test_a_rank_that_has_destroyed_its_groups_at_its_end() -> None:
-    assert find_deadlock([over(0)._replace(sequences=()), at(1), at(2)]) is not None
+    assert find_wait_for_finished([over(0)._replace(sequences=()), at(1), at(2)]) is not None
 
 
 def test_ranks_that_wait_for_their_gpus() -> None:
-    assert find_deadlock([over(0), at(1, MAIN, SUMMARY, spins=True, cores=1.0), at(2)]) is not None
+    assert find_wait_for_finished([over(0), at(1, MAIN, SUMMARY, spins=True, cores=1.0), at(2)]) is not None
 
 
 @pytest.mark.parametrize(("steps", "waits"), [(7, False), (6, True)])
 def test_a_rank_that_waits_in_should_stop(steps: int, waits: bool) -> None:
-    found = find_deadlock([over(0, entered=5, steps=steps), at(1, *STOPS, steps=7), at(2, *STOPS, steps=7)])
+    found = find_wait_for_finished([over(0, entered=5, steps=steps), at(1, *STOPS, steps=7), at(2, *STOPS, steps=7)])
     assert (found is not None) is waits
 
 
@@ -98,7 +98,7 @@ def test_ranks_in_words_are_read_as_far_as_they_are_there() -> None:
 def test_the_timeout_of_a_rank_at_its_end_names_both() -> None:
     timeout = message("launch/exit_timeout", limit="9 s")
     late = Report(0, "n0", ReportKind.SECONDARY, f"{timeout}: rank 1 on n0 (train.py:9 <module>)", 1)
-    report = find_deadlock([over(0), at(1), at(2)])
+    report = find_wait_for_finished([over(0), at(1), at(2)])
     assert report is not None
     verdict = select_root_cause(Reports([late]), 2.0, FailureContext({0: "n0", 1: "n0", 2: "n0"}, world_size=3,
                                                                      activity=JobActivity(deadlock=report)))
@@ -119,7 +119,7 @@ def test_a_rank_that_waits_for_one_that_has_left_is_named(quick: Mpi, tmp_path: 
                   "sys.exit(0)")
     done = mpiexec(quick, 2, "--exit-timeout=30", path)
     assert done.returncode == 1
-    (awaited,) = find("launch/finished_rank_awaited", done.stderr, limit="30 s")
+    (awaited,) = find("launch/deadlock", done.stderr, limit="30 s")
     (fields,) = find("launch/finished_rank", awaited["cause"], call="all_reduce", have="has")
     assert re.fullmatch(r"rank 1 on \S+ waits", fields["ranks"]) and re.fullmatch(r"rank 0 on \S+", fields["finished"])
     timeout = message("launch/exit_timeout", limit="30 s")
@@ -132,4 +132,4 @@ def test_a_rank_that_works_while_others_wait_or_have_ended_is_not_said_to_hang(q
     path = script(tmp_path, "pair = dist.new_group([1, 2])", "if rank == 1:", "    time.sleep(16)", "if rank:",
                   "    dist.all_reduce(torch.ones(1), group=pair)")
     done = check(mpiexec(quick, 3, path))
-    assert find("launch/finished_rank_awaited", done.stderr) == []
+    assert find("launch/deadlock", done.stderr) == []

@@ -82,6 +82,9 @@ def test_the_root_cause(reports: list[Report], waited_s: float, root_cause: Root
 
 TERMINATED = report(4, ReportKind.PROCESS_EXIT, "SIGTERM")
 INTERRUPTED = report(2, ReportKind.ERROR, "SIGINT")
+AT_9 = INTERRUPTED._replace(where="train.py:9 step")
+AT_7 = INTERRUPTED._replace(rank=0, host="n0", where="train.py:7 step")
+WAS_AT = f"  {message('launch/waiting_rank', rank='{}', host='n{}', place='train.py:{} step')}"
 DAEMON = report(3, ReportKind.UNREACHABLE)._replace(cause=STEP_DAEMON_KILLED)
 
 
@@ -132,6 +135,20 @@ def test_an_interrupt_waits_for_the_snapshot() -> None:
     context = FailureContext(HOSTS, signals=["SIGINT"], activity=JobActivity(is_pending=True))
     assert select([INTERRUPTED], SAME_CAUSE_WAIT_S, context) is None
     assert select([INTERRUPTED], ROOT_CAUSE_WAIT_S, context) is not None
+
+
+@pytest.mark.parametrize(("reports", "activity", "shown"), [
+    ([INTERRUPTED], JobActivity(), ""),
+    ([AT_9], JobActivity(), WAS_AT.format(2, 1, 9)),
+    ([AT_9, AT_7], JobActivity(), WAS_AT.format(0, 0, 7)),
+    ([AT_9, AT_7], JobActivity(calls={0: "train.py:5 step"}), WAS_AT.format(0, 0, 7)),
+    ([AT_9], JobActivity(calls={0: "train.py:5 step"}), WAS_AT.format(0, 0, 5)),
+    ([AT_9], JobActivity(table="  a table"), "  a table"),
+])
+def test_where_an_interrupted_job_was(reports: list[Report], activity: JobActivity, shown: str) -> None:
+    sent = select(reports, SAME_CAUSE_WAIT_S, FailureContext(HOSTS, signals=["SIGINT"], activity=activity))
+    assert sent is not None
+    assert sent.others == shown
 
 
 def test_an_interrupt_without_a_signal_is_an_error_like_any() -> None:

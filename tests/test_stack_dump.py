@@ -42,7 +42,7 @@ class Asked:
         """Why the stacks of both are not seen, as they were asked last."""
         return [self._collector.native.get(one, "") for one in (self.pid, self.child)]
 
-    def ask(self) -> list[str]:
+    def ask(self, signals: bool = True) -> list[str]:
         """Return the functions in which both are, as soon as all is heard that comes in time."""
         began_s = time.monotonic()
 
@@ -54,7 +54,7 @@ class Asked:
             self._loop.stop()
 
         self._loop.stopped = False
-        self._collector.collect([self.child], look)
+        self._collector.collect([self.child], look, signals)
         look()
         self._loop.run()
         assert self.errors == []
@@ -97,6 +97,19 @@ def test_python_that_is_asked_all_the_time_goes_on(what: str, most: int, monkeyp
         time.sleep(1.0)  # in which one ends that has lost an exception
         assert {psutil.Process(pid).status() for pid in (both.pid, both.child)} <= {"running", "sleeping"}
     assert sent == {ASK_SIGNAL}
+
+
+@pytest.mark.process
+def test_a_process_that_is_asked_without_signals_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does its child, nor is py-spy run, though native code hides both."""
+    touched: list[object] = []
+    monkeypatch.setattr(sampler.os, "kill", lambda *arguments: touched.append(arguments))
+    monkeypatch.setattr(sampler, "dump_stacks", lambda *arguments: touched.append(arguments))
+    with windowed("sleeps") as both:
+        assert both.ask(signals=False) == ["", ""]
+        assert touched == []
+        both.ask()
+        assert touched != []
 
 
 @pytest.mark.parametrize("name", ["encode", "file_identity"])

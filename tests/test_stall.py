@@ -81,17 +81,17 @@ def test_what_a_connection_has_moved() -> None:
         with socket.create_connection(address) as ours, listener.accept()[0] as its, socket.socket() as half:
             half.connect(address)
             half.close()  # while the other end is still to be accepted
-            (before, hidden), (before_without, _) = seen.count(own), without.count(own)
+            (before, _, hidden), (before_without, *_) = seen.count(own), without.count(own)
             assert hidden == ""
             ours.sendall(bytes(100_000))
             left = 100_000
             while left:
                 left -= len(its.recv(left))
-            while seen.count(own)[0] < before + 200_000:  # what was sent counts when it is acknowledged
+            while seen.count(own).moved_bytes < before + 200_000:  # what was sent counts when it is acknowledged
                 assert time.monotonic() < deadline
-            assert seen.count(own) == (before + 200_000, "")
-            assert without.count(own) == (before_without - 100_000, "")  # as the end that listens has read
-        assert seen.count(own) == (before + 200_000, "")  # what was closed is not taken back
+            assert seen.count(own) == (before + 200_000, 0, "")
+            assert without.count(own) == (before_without - 100_000, 0, "")  # as the end that listens has read
+        assert seen.count(own) == (before + 200_000, 0, "")  # what was closed is not taken back
 
 
 @pytest.mark.process

@@ -16,7 +16,7 @@ from mpiddp.ipc.channel import Codec, FrameReader, encode
 from mpiddp.where import __main__ as where_command
 from mpiddp.where.dumper import format_calls
 from mpiddp.where.outliers import build_snapshot, find_free_ranks
-from mpiddp.where.protocol import Progress, Sample, SnapshotReply
+from mpiddp.where.protocol import Progress, Sample, SampleRequest, SnapshotReply
 from mpiddp.where.service import SnapshotCollector, parse_children
 from mpiddp.where.snapshot import ChildProcess, CollectiveSeq, RankSample, as_json, format_table, from_json
 from mpiddp.where.stall import StallDetector
@@ -293,6 +293,17 @@ def test_a_rank_whose_answer_cannot_be_read_does_not_void_the_others() -> None:
     collector.take(0, told)
     collector.take(1, told._replace(children="[[7]]"))
     assert [one.has_answered for one in collector.samples] == [True, False]
+
+
+def test_a_snapshot_without_signals_is_no_answer_to_who_wants_more() -> None:
+    """It begins anew, and both get it; who wants less gets what is under way."""
+    collector = SnapshotCollector()
+    assert collector.request(-4, {0: 0}, {0: "n1"}, signals=False) == [(0, SampleRequest(1, signals=False))]
+    assert collector.request(5, {0: 0}, {0: "n1"}) == [(0, SampleRequest(2))]
+    assert collector.request(-4, {0: 0}, {0: "n1"}, signals=False) == []
+    told = Sample(1, stack.frames_to_json((MAIN, LOAD)), "S", "", 0.0, 1.0, 0, False, "")
+    assert collector.take(0, told) == []
+    assert [requester for requester, _ in collector.take(0, told._replace(number=2))] == [-4, 5]
 
 
 def test_a_stack_with_names_that_break_lines() -> None:

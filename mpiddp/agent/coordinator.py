@@ -31,7 +31,7 @@ from .startup_timeout import LateRanks
 from .state_machine import StateMachine
 from .timeouts import FINAL_EXIT_TIMEOUT_S, LATE_AGENTS_TIMEOUT_S, PRINT_TIMEOUT_S, SIGNAL_SPREAD_S
 
-MIN_FINISHED_CHECK_S, MAX_FINISHED_CHECK_S = 5.0, 30.0  # between checks whether ranks wait for one that has finished
+MIN_DEADLOCK_CHECK_S, MAX_DEADLOCK_CHECK_S = 5.0, 30.0  # between two checks; two in a row show a deadlock
 REMIND_AFTER_S = 60.0  # from the first rank's end until those that are awaited are named
 # After the first report: even without others the root cause is clear by then. The rest is for rounding.
 SELECTION_TIMES_S = [time_s + 0.001 for time_s in (
@@ -84,7 +84,7 @@ class Peers:
 
 
 class FinishedRanks:
-    """The ranks whose script has finished, and how long others have waited for them."""
+    """The ranks whose script has finished."""
 
     def __init__(self, config: protocol.AgentConfig) -> None:
         self.ranks: set[int] = set()
@@ -93,10 +93,9 @@ class FinishedRanks:
         self.first: int | None = None
         self._config = config
         self._first_s = 0.0  # when the first one finished
-        self._wait: tuple[str, float] | None = None  # the text on who waits, and since when
 
     def add(self, rank: int, message: protocol.ScriptEnded, now_s: float) -> list[events.CoordinatorAction]:
-        """Add a rank; the first one starts the checks."""
+        """Add a rank; the first one starts the timers."""
         self.ranks.add(rank)
         self.most_calls = max(self.most_calls, message.calls)
         self.complete &= not message.vanished
@@ -104,28 +103,50 @@ class FinishedRanks:
             return []
         self.first, self._first_s = rank, now_s
         timeout_s = self._config.exit_timeout_s
-        return [events.SetTimer("finished check", MIN_FINISHED_CHECK_S), events.SetTimer("remind", REMIND_AFTER_S),
+        return [events.SetTimer("remind", REMIND_AFTER_S),
                 *([events.SetTimer("exit timeout", timeout_s)] if timeout_s else [])]
-
-    def check(self, now_s: float) -> list[events.CoordinatorAction]:
-        """Set the timer of the next check: less often, the longer no rank waits."""
-        pause_s = MIN_FINISHED_CHECK_S if self._wait else (now_s - self._first_s) / 2
-        return [events.SetTimer("finished check", min(MAX_FINISHED_CHECK_S, max(MIN_FINISHED_CHECK_S, pause_s)))]
 
     def waited_s(self, now_s: float) -> float:
         """Return the seconds since the first rank finished."""
         return now_s - self._first_s
 
-    def on_wait(self, report: Report | None, now_s: float) -> tuple[list[events.CoordinatorAction], Report | None]:
-        """Print that ranks wait, as in `report`, if that is new; return the report after the timeout."""
-        timeout_s = self._config.blocked_timeout_s
+
+class DeadlockChecks:
+    """When to check for a deadlock, and how long one has lasted."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._since_s: float | None = None  # since when there may be one: checks are made
+        self._found: tuple[str, float] | None = None  # its description, and since when
+
+    def begin(self, now_s: float, first_s: float) -> list[events.CoordinatorAction]:
+        """Make checks from now on, the first one after `first_s`; a call during the checks does nothing."""
+        if self._since_s is not None:
+            return []
+        self._since_s = now_s
+        return [events.SetTimer("deadlock check", first_s)]
+
+    def end(self) -> None:
+        """Make no more checks."""
+        self._since_s = self._found = None
+
+    def on_due(self, now_s: float) -> list[events.CoordinatorAction]:
+        """Make a check, and set the timer of the next one: less often, the longer there is no deadlock."""
+        if self._since_s is None:
+            return []
+        pause_s = 0.0 if self._found else (now_s - self._since_s) / 2
+        return [CoordinatorCommand.CHECK_DEADLOCK,
+                events.SetTimer("deadlock check", min(MAX_DEADLOCK_CHECK_S, max(MIN_DEADLOCK_CHECK_S, pause_s)))]
+
+    def on_checked(self, report: Report | None, now_s: float) -> tuple[list[events.CoordinatorAction], Report | None]:
+        """Print a deadlock, as in `report`, if it is new; return the report after the timeout."""
         if report is None:
-            self._wait = None
-        elif self._wait is None or self._wait[0] != report.cause:
-            self._wait = report.cause, now_s
-            limit = f"{timeout_s:g} s (--exit-timeout)"
+            self._found = None
+        elif self._found is None or self._found[0] != report.cause:
+            self._found = report.cause, now_s
+            limit = f"{self._timeout_s:g} s (--exit-timeout)"
             return [events.PrintLine(f"mpiddp: {report.cause}; the job will end if this lasts {limit}")], None
-        elif now_s - self._wait[1] >= timeout_s:
+        elif now_s - self._found[1] >= self._timeout_s:
             return [], truncate_report(report)
         return [], None
 
@@ -196,6 +217,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         self._own: RankIdentity | None = None
         self.peers, self._late_ranks = Peers(), LateRanks()
         self._finished, self.evidence = FinishedRanks(config), Evidence()
+        self._deadlock_checks = DeadlockChecks(config.blocked_timeout_s)
         self._activity = JobActivity()
         self._status = 0  # the largest of the ranks that have ended
         self._aborting: Peer | None = None  # whose rank can end the job by MPI_Abort
@@ -223,9 +245,14 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
                     self._on_lost(peer, error)
             case events.StallChanged():
                 self._on_stall(event)
-            case events.WaitForFinishedRank(report):
+            case events.OwnRankIdle(is_idle):
+                if is_idle:
+                    self._do(*self._deadlock_checks.begin(now_s, 0.0))
+                elif self._finished.first is None:
+                    self._deadlock_checks.end()
+            case events.DeadlockChecked(report):
                 if isinstance(self.phase, Running):
-                    actions, lasting = self._finished.on_wait(report, now_s)
+                    actions, lasting = self._deadlock_checks.on_checked(report, now_s)
                     self._do(*actions)
                     if lasting is not None:
                         self._add_report(lasting)
@@ -249,10 +276,8 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
     def _on_due(self, timer: str) -> None:
         is_running = isinstance(self.phase, Running)
         match timer:
-            case "finished check" if is_running:
-                self._do(*self._finished.check(self._now_s))
-                if self._find_unfinished():
-                    self._do(CoordinatorCommand.CHECK_WAIT_FOR_FINISHED)
+            case "deadlock check" if is_running:
+                self._do(*self._deadlock_checks.on_due(self._now_s))
             case "remind" if is_running and (awaited := self._find_unfinished() or self._find_unended()):
                 names = root_cause.describe_ranks(awaited, self.peers.hosts, self._activity.places)
                 waited_s = self._finished.waited_s(self._now_s)
@@ -317,7 +342,8 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
             case protocol.Failed(report):
                 self._add_report(report)
             case protocol.ScriptEnded():
-                self._do(*self._finished.add(peer.rank, message, self._now_s))
+                self._do(*self._finished.add(peer.rank, message, self._now_s),
+                         *self._deadlock_checks.begin(self._now_s, MIN_DEADLOCK_CHECK_S))
                 self._release_if_finished()
             case protocol.RankEnded(status, can_abort, log_lost):
                 self.peers.mark_ended(peer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import math
 import os
 import resource
 import select
@@ -41,6 +42,7 @@ PeerChannel = Channel[protocol.CoordinatorSends, protocol.CoordinatorReceives]
 CODEC: Codec[protocol.CoordinatorReceives] = Codec(protocol.CoordinatorReceives)
 
 OWN_LINK = 0  # to this process's own watcher; connections have higher numbers
+IDLE_CHECK_S = 5.0  # between two looks at rank 0's CPU time
 
 
 class Requester(enum.IntEnum):
@@ -49,7 +51,7 @@ class Requester(enum.IntEnum):
     STALL_CHECK = -1
     DECISION = -2
     SIGQUIT = -3
-    FINISHED_CHECK = -4
+    DEADLOCK_CHECK = -4
 
 
 class CoordinatorServer:
@@ -85,16 +87,17 @@ class CoordinatorServer:
         if RESTART_VARIABLE in os.environ and member.error_file:
             self._running_mark = f"{member.error_file}{RUNNING_SUFFIX}"
             self._tasks.run(partial(make_file, self._running_mark))
-        self._loop.set_timer("endpoint", events.WARMUP_DELAY_S, partial(self._warm_up, endpoint))
+        self._loop.set_timer("endpoint", events.WARMUP_DELAY_S, partial(self._warm_up, endpoint, member.pid))
         if self._config.stall_s:
             self._check_for_stall()
 
-    def _warm_up(self, endpoint: JobEndpoint) -> None:
+    def _warm_up(self, endpoint: JobEndpoint, pid: int) -> None:
         """Import now what `where` needs: a later import could hang on a dead file system."""
         with contextlib.suppress(OSError, ImportError):  # no descriptor is left: imported again when needed
             self._snapshots()
             import_module("hmac")  # of ipc/authentication.py, if no other rank has connected
         self._tasks.run(partial(write_endpoint, endpoint))
+        self._check_own_rank(pid)
 
     def close(self) -> None:
         """Give the others time to receive the last messages, and remove the endpoint file."""
@@ -176,8 +179,8 @@ class CoordinatorServer:
                 self._tasks.run(partial(cancel_slurm_step, self._config.step))
             case CoordinatorCommand.TAKE_SNAPSHOT:
                 self._request_snapshot(Requester.DECISION)
-            case CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:
-                self._request_snapshot(Requester.FINISHED_CHECK)
+            case CoordinatorCommand.CHECK_DEADLOCK:
+                self._request_snapshot(Requester.DEADLOCK_CHECK)
             case _:
                 assert_never(action)
 
@@ -197,8 +200,8 @@ class CoordinatorServer:
                     write_line(f"mpiddp: SIGQUIT received; the ranks are here:\n{self._snapshots().format_table()}")
                 case Requester.DECISION:
                     self._report_snapshot()
-                case Requester.FINISHED_CHECK:
-                    self.handle(events.WaitForFinishedRank(self._snapshots().find_deadlock(time.monotonic())))
+                case Requester.DEADLOCK_CHECK:
+                    self.handle(events.DeadlockChecked(self._snapshots().find_deadlock(time.monotonic())))
                 case _:
                     self._send(link, message)
 
@@ -208,7 +211,8 @@ class CoordinatorServer:
         collector = self._snapshots().collector
         living = {rank: peer for rank, peer in peers.by_rank.items() if not peer.has_ended}
         requests = collector.request(requester, {rank: peer.link for rank, peer in living.items()},
-                                     {rank: peer.host for rank, peer in living.items()})
+                                     {rank: peer.host for rank, peer in living.items()},
+                                     signals=requester != Requester.DEADLOCK_CHECK)
         if requests:  # none is under way
             self._loop.set_timer("snapshot", SNAPSHOT_TIMEOUT_S, lambda: self._deliver(collector.finish()))
             self._deliver(requests)
@@ -224,6 +228,19 @@ class CoordinatorServer:
         """Pass a snapshot to the coordinator."""
         failed = {report.rank: report.where for report in self._coordinator.evidence.reports.all}
         self.handle(events.SnapshotTaken(self._snapshots().observe(failed)))
+
+    def _check_own_rank(self, pid: int, before_s: float = math.nan) -> None:
+        """Report again and again whether this process's own rank is idle."""
+        is_own_idle, busy_s = False, math.nan  # unknown
+        with contextlib.suppress(OSError, ImportError):  # no descriptor is left
+            from ..where.process_sample import sample_process
+            from ..where.stall import is_idle
+
+            if (sample := sample_process(pid)) is not None:
+                busy_s = sample.busy_s
+                is_own_idle = is_idle(busy_s - before_s, IDLE_CHECK_S)
+        self.handle(events.OwnRankIdle(is_own_idle))
+        self._loop.set_timer("own rank", IDLE_CHECK_S, partial(self._check_own_rank, pid, busy_s))
 
     def _check_for_stall(self) -> None:
         self._request_snapshot(Requester.STALL_CHECK)

@@ -163,8 +163,14 @@ class StallChanged(Record):
     rank: int
 
 
-class WaitForFinishedRank(Record):
-    """Ranks wait for one that has finished its script, as in `report`; None if no rank is seen to do so."""
+class OwnRankIdle(Record):
+    """Whether rank 0 has used next to no CPU time for some seconds: in a deadlock no rank does."""
+
+    is_idle: bool
+
+
+class DeadlockChecked(Record):
+    """No rank can go on, as in `report`; None if that is not seen."""
 
     report: Report | None
 
@@ -174,7 +180,8 @@ AgentEvent = (
     | StepDaemonGone | LauncherGone | Printed | Due
 )
 CoordinatorEvent = (
-    PeerGreeted | FromPeer | PeerLost | OwnRankJoined | SnapshotTaken | StallChanged | WaitForFinishedRank | Due
+    PeerGreeted | FromPeer | PeerLost | OwnRankJoined | SnapshotTaken | StallChanged | OwnRankIdle
+    | DeadlockChecked | Due
 )
 
 # Actions of both
@@ -285,7 +292,7 @@ class CoordinatorCommand(enum.Enum):
     """An action of the coordinator that has no fields."""
 
     TAKE_SNAPSHOT = "take a snapshot of where the ranks are, and post `SnapshotTaken`"
-    CHECK_WAIT_FOR_FINISHED = "check whether ranks wait for one that has finished, and post `WaitForFinishedRank`"
+    CHECK_DEADLOCK = "check whether no rank can go on, and post `DeadlockChecked`"
     CANCEL_STEP = "cancel the Slurm step of the job's ranks, if there is one"
     NOTE_END_IN_ORDER = "tell mpiddp.supervise that the job ends in order"
 

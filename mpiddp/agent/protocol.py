@@ -30,9 +30,9 @@ class AgentConfig(NamedTuple):
     none. `launcher_pid` is that of the process by which another launcher has started this one, 0 for none. The agent
     forwards signals to a rank that `has_own_group`: they do not reach it. It kills the rank
     `kill_delay_s` after a SIGTERM, shortly before the launcher kills the agent; 0 for never. If no rank has moved for
-    `stall_s`, the coordinator prints that, and ends the job if `stall_abort`; 0 for never. It ends a job in which ranks
-    have waited `blocked_timeout_s` in vain for a rank that has finished its script, and after `exit_timeout_s` any job
-    in which a rank has finished and others have not; 0 for never.
+    `stall_s`, the coordinator prints that, and ends the job if `stall_abort`; 0 for never. It ends a job that has been
+    in a deadlock for `blocked_timeout_s`, and after `exit_timeout_s` any job in which a rank has finished and others
+    have not; 0 for never.
     """
 
     name: str

@@ -85,7 +85,8 @@ def truncate_report(report: Report) -> Report:
 class RootCause(NamedTuple):
     """The report of the rank that failed first, and the state of the others, in words.
 
-    `outside`: a signal was sent to the job as a whole, and no rank failed; then `others` shows where ranks were.
+    `outside`: a signal was sent to the job as a whole, and no rank failed; then `others` shows where ranks were, in
+    indented lines.
     """
 
     first: Report
@@ -139,6 +140,7 @@ class Reports:
         self.deaths: list[Report] = []  # of ranks or agents
         self.first_death: Report | None = None  # but by ABORT_SIGNAL
         self.first_end: Report | None = None  # by a death or a signal
+        self.interrupted: Report | None = None  # of the lowest rank that has a line in the script
         self.step_daemon: Report | None = None  # which was killed
         for report in reports:
             self.add(report)
@@ -152,6 +154,8 @@ class Reports:
         elif report.kind == ReportKind.ERROR:
             self.error_is_first |= not (self.errors or self.deaths)
             self.errors.append(report)
+            if report.signal and report.where and (self.interrupted is None or report.rank < self.interrupted.rank):
+                self.interrupted = report
             if report.cause == self.errors[0].cause and report.where == self.errors[0].where:
                 self.same_errors.append(report)
         else:
@@ -227,7 +231,7 @@ def conclude_outside(case: Case) -> RootCause | Wait | None:
         return WAIT
     if ended.kind == ReportKind.ERROR:  # a KeyboardInterrupt
         ended = ended._replace(kind=ReportKind.PROCESS_EXIT, cause=f"{ended.cause} ({ended.signal})")
-    return RootCause(ended, case.context.activity.table, outside=True)
+    return RootCause(ended, case.context.activity.table or describe_interrupted(case), outside=True)
 
 
 def conclude_death(case: Case) -> RootCause | Wait | None:
@@ -376,6 +380,15 @@ def describe_later_errors(errors: Sequence[Report]) -> str:
         return ""
     more = f" (and {len(errors) - 1:,} more)" if len(errors) > 1 else ""
     return f"rank {errors[0].rank} on {errors[0].host} also failed: {truncate_middle(errors[0].cause, 200)}{more}"
+
+
+def describe_interrupted(case: Case) -> str:
+    """Return an indented line on where rank 0 was when a signal ended the job, or another rank if that is unknown."""
+    rank, where = 0, case.context.activity.calls.get(0, "")
+    interrupted = case.reports.interrupted
+    if interrupted is not None and (interrupted.rank == 0 or not where):
+        rank, where = interrupted.rank, interrupted.where
+    return f"  rank {rank} on {case.context.hosts[rank]} was at {where}" if where else ""
 
 
 def describe_unreported(unreported: Collection[int], context: FailureContext) -> Iterator[str]:

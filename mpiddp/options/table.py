@@ -84,7 +84,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "exit-timeout": {
         "default": None, "type": parse_seconds, "metavar": "SECONDS",
         "help": "end the job if a rank is still running this long after another one finished (default: no limit, but "
-                f"{BLOCKED_EXIT_TIMEOUT_S:g} if all running ranks wait in a collective for a finished one)",
+                f"{BLOCKED_EXIT_TIMEOUT_S:g} in a deadlock, also if no rank has finished)",
     },
     "stall": {
         "default": None, "type": parse_seconds, "metavar": "SECONDS",

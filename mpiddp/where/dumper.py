@@ -72,8 +72,10 @@ class StackDumper:
         with contextlib.suppress(Exception):  # print no traceback into the script's output
             while poll.poll() and self._is_ours(self._socket) and (requests := os.read(self._socket, 100)):
                 if WHERE in requests:
-                    self._send(self._socket, StackSample(os.getpid(), format_calls(read_frame(self._main_thread))))
-                    self._send(self._socket, progress.read_progress())
+                    frame = read_frame(self._main_thread)
+                    self._send(self._socket, StackSample(os.getpid(), format_calls(frame)))
+                    self._send(self._socket, progress.read_progress(frame))
+                    del frame  # it would keep the main thread's objects alive
                 if END in requests:
                     flush_files()
                     end_by_signal()

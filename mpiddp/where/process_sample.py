@@ -159,7 +159,7 @@ CONNECTED = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8  # states of TCP: ESTABLISHED, FIN
 HEADER = struct.Struct("=IHHII")  # of a message: its length with this, and its type
 REQUEST = struct.Struct("=BBBxI48x")  # family, protocol, wanted attributes, states, any addresses
 PORTS = struct.Struct("=HH")  # in the network's order
-REPLY_BYTES, PORTS_OFFSET, INODE_OFFSET = 72, 4, 68  # of a socket, before its attributes
+REPLY_BYTES, PORTS_OFFSET, QUEUE_OFFSET, INODE_OFFSET = 72, 4, 60, 68  # of a socket, before its attributes
 ATTRIBUTE = struct.Struct("=HH")
 COUNTERS = struct.Struct("=QQ")  # tcpi_bytes_acked, tcpi_bytes_received
 COUNTERS_OFFSET = 120
@@ -173,6 +173,15 @@ class TcpSocket(NamedTuple):
     port: int
     peer_port: int
     moved_bytes: int
+    unacked_bytes: int
+
+
+class TcpCount(NamedTuple):
+    """What processes have moved by TCP; `unseen` is why some sockets are not visible, empty if all are."""
+
+    moved_bytes: int
+    unacked_bytes: int
+    unseen: str = ""
 
 
 class TcpCounter:
@@ -187,15 +196,15 @@ class TcpCounter:
         self._counts: dict[int, int] = {}  # by a socket's inode
         self._total = 0
 
-    def count(self, pids: Collection[int]) -> tuple[int, str]:
-        """Return the bytes that these processes have moved, and why some sockets are not visible; empty if all are."""
+    def count(self, pids: Collection[int]) -> TcpCount:
+        """Return the bytes that these processes have moved since the first count, and those on their way now."""
         inodes: set[int] = set()
         try:
             for pid in pids:
                 inodes |= list_socket_inodes(pid)
             sockets = read_tcp_sockets() if inodes else {}
         except OSError as error:
-            return self._total, f"its sockets are not visible ({error.strerror or error})"
+            return TcpCount(self._total, 0, f"its sockets are not visible ({error.strerror or error})")
         own = {inode: sockets[inode] for inode in inodes & sockets.keys()}
         for inode, connection in own.items():
             more = max(0, connection.moved_bytes - self._counts.get(inode, 0))
@@ -204,7 +213,7 @@ class TcpCounter:
             elif connection.peer_port != self._store_port:
                 self._total += more
         self._counts = {inode: connection.moved_bytes for inode, connection in own.items()}
-        return self._total, ""
+        return TcpCount(self._total, sum(connection.unacked_bytes for connection in own.values()))
 
 
 def list_socket_inodes(pid: int) -> set[int]:
@@ -248,10 +257,11 @@ def read_tcp_sockets() -> dict[int, TcpSocket]:
             netlink.send(HEADER.pack(HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 0, 0) + request)
             for reply in receive_replies(netlink):
                 port, peer_port = map(socket.ntohs, PORTS.unpack_from(reply, PORTS_OFFSET))
-                inode = int.from_bytes(reply[INODE_OFFSET:INODE_OFFSET + 4], sys.byteorder)
+                unacked_bytes, inode = (int.from_bytes(reply[offset:offset + 4], sys.byteorder)
+                                        for offset in (QUEUE_OFFSET, INODE_OFFSET))
                 if inode:  # else the socket is closed and waits for its peer
                     counters = COUNTERS.unpack_from(find_attribute(reply, INET_DIAG_INFO), COUNTERS_OFFSET)
-                    sockets[inode] = TcpSocket(port, peer_port, sum(counters))
+                    sockets[inode] = TcpSocket(port, peer_port, sum(counters), unacked_bytes)
     return sockets
 
 

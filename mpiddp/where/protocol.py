@@ -36,13 +36,14 @@ class Progress(NamedTuple):
 
     It has made `steps`, the last one `step_age_s` ago. `entered` is JSON: for each process group the number of
     collectives that the rank has entered, the group's ranks, and its name. `spins`: the rank uses a GPU, and may
-    busy-wait for it.
+    busy-wait for it. `waits_in` is the name of the group in whose collective the main thread is, empty if unknown.
     """
 
     steps: int
     step_age_s: float
     entered: str
     spins: bool
+    waits_in: str = ""
 
 
 # Between a user's command and the coordinator
@@ -81,18 +82,22 @@ class ThreadsReply(NamedTuple):
 
 
 class SampleRequest(NamedTuple):
-    """Request a sample of the rank."""
+    """Request a sample of the rank; without `signals` only what its own thread and the kernel tell.
+
+    To sample its children, and a rank whose thread does not answer, takes a signal or py-spy.
+    """
 
     number: int
+    signals: bool = True
 
 
 class Sample(NamedTuple):
     """The answer to the `SampleRequest` with this number.
 
     `stack` is JSON of failure/stack.py, empty if there is none; `progress` is None if the rank has not sent it.
-    `busy_s`, `moved_bytes`, `faults`, `unseen` and `native` are as in where/snapshot.py. `children` is JSON: for each
-    process that the rank has forked its pid, its stack, its state, the kernel function in which it sleeps, the name of
-    its program if that is not the rank's, and `native`.
+    `busy_s`, `moved_bytes`, `faults`, `unseen`, `native` and `unacked_bytes` are as in where/snapshot.py. `children` is
+    JSON: for each process that the rank has forked its pid, its stack, its state, the kernel function in which it
+    sleeps, the name of its program if that is not the rank's, and `native`.
     """
 
     number: int
@@ -108,6 +113,7 @@ class Sample(NamedTuple):
     faults: int = 0
     unseen: str = ""
     native: str = ""
+    unacked_bytes: int = 0
 
 
 RankSample = StackSample | Progress

@@ -74,6 +74,7 @@ class StackCollector:
         self.spins = False  # as in the rank's last progress
         self.received_bytes = 0  # in total
         self._awaits_progress = False  # the rank has not answered a request, perhaps an earlier one
+        self._signals = True  # as in the request
         self._pending: set[int] = set()  # processes whose stack may still arrive
         self._dumped: set[int] = set()  # those of them that py-spy reads
         self._signalled: dict[int, ProcSample] = {}  # the signalled processes, sampled before the signal
@@ -86,8 +87,12 @@ class StackCollector:
                 os.set_blocking(end, False)
                 loop.watch(end, read)
 
-    def collect(self, children: Sequence[int], on_change: Callable[[], None]) -> None:
-        """Request the stacks of the rank and its children; call `on_change` when `timeout_s` may have changed."""
+    def collect(self, children: Sequence[int], on_change: Callable[[], None], signals: bool = True) -> None:
+        """Request the stacks of the rank and its children; call `on_change` when `timeout_s` may have changed.
+
+        Without `signals` request only the rank's, from its thread.
+        """
+        self._signals = signals
         self.stacks, self.native, self.progress, self._on_change = {}, {}, None, on_change
         self._began_s = time.monotonic()
         self._pending, self._dumped, self._signalled, self._last = set(), set(), {}, {}
@@ -98,7 +103,7 @@ class StackCollector:
             if self._descriptors.socket >= 0 and not self._awaits_progress:
                 with contextlib.suppress(OSError):
                     self._awaits_progress = bool(os.write(self._descriptors.socket, WHERE))
-        self._pending.update(filter(self._signal, children))
+        self._pending.update(filter(self._signal, children if signals else ()))
         self._loop.set_timer("stack", FIRST_CHECK_S if self._pending else 0.0, self._check)
 
     def _signal(self, pid: int) -> bool:
@@ -133,7 +138,7 @@ class StackCollector:
     def _check(self) -> None:
         """Start py-spy for processes in native code; repeat this until no stack is pending."""
         self._read_pipe()
-        for pid in sorted(self._pending - self._dumped, key=lambda pid: pid != self._pid):
+        for pid in sorted(self._pending - self._dumped, key=lambda pid: pid != self._pid) if self._signals else ():
             if self._is_native(pid):
                 self._dump(pid)
             elif pid == self._pid and pid in self._pending and pid not in self._signalled:
@@ -255,13 +260,14 @@ class ProcessSampler:
         return self._collector.socket
 
     def sample(self, request: SampleRequest, has_ended: bool) -> None:
-        """Take a sample, and reply with it; a request that arrives meanwhile gets the same sample."""
-        is_busy, self._request, self._has_ended = self._request is not None, request, has_ended
+        """Take a sample, and reply with it; a request for no more that arrives meanwhile gets the same sample."""
+        is_busy = self._request is not None and (self._request.signals or not request.signals)
+        self._request, self._has_ended = request, has_ended
         if is_busy:
             return
         self._began, self._began_s = sample_process(self._pid), time.monotonic()
         self._descendants = list_descendants(self._pid)
-        self._collector.collect(self._descendants[:MAX_CHILDREN], self._schedule_end)
+        self._collector.collect(self._descendants[:MAX_CHILDREN], self._schedule_end, request.signals)
         self._schedule_end()
 
     def _schedule_end(self) -> None:
@@ -282,19 +288,20 @@ class ProcessSampler:
         samples = list(by_pid.values())
         self._fed_bytes += sum(sample.fed_bytes(self._last.get(pid, sample)) for pid, sample in by_pid.items())
         self._last = by_pid
-        tcp_bytes, unseen_sockets = self._tcp.count(by_pid)
+        tcp = self._tcp.count(by_pid)
         frames = collector.stacks.get(self._pid, [])
         is_spinning = collector.spins and stack.is_in_torch(frames)
         children = [self._describe_child(pid, sample) for pid, sample in descendants.items()
                     if self._is_shown(pid, sample)]
-        unseen = (explain_unseen(self._descendants), unseen_sockets, *(sample.unseen for sample in samples))
+        unseen = (explain_unseen(self._descendants), tcp.unseen, *(sample.unseen for sample in samples))
         self._reply(Sample(
             request.number, stack.frames_to_json(frames), rank.state if rank else "", rank.wchan if rank else "",
             round(cores, 2), sum(sample.busy_s for sample in (descendants.values() if is_spinning else samples)),
-            sum(sample.moved_bytes for sample in samples) + self._fed_bytes + tcp_bytes - collector.received_bytes,
+            sum(sample.moved_bytes for sample in samples) + self._fed_bytes + tcp.moved_bytes
+            - collector.received_bytes,
             self._has_ended, json.dumps(children[:MAX_CHILDREN], ensure_ascii=False), collector.progress,
             sum(sample.faults for sample in samples), next(filter(None, unseen), ""),
-            collector.native.get(self._pid, "")))
+            collector.native.get(self._pid, ""), tcp.unacked_bytes))
 
     def _is_shown(self, pid: int, sample: ProcSample) -> bool:
         """Return whether to show a child: it is held, runs no Python, or its stack is not that of an idle worker."""

@@ -11,7 +11,7 @@ from ..failure.stack import Frame, frames_from_json, frames_from_lists
 from .outliers import build_snapshot, describe_locations, find_free_ranks, move_to_failure, waiting_calls
 from .protocol import Progress, Sample, SampleRequest, SnapshotReply
 from .snapshot import ChildProcess, CollectiveSeq, RankSample, as_json, format_table
-from .stall import DeadlockDetector, StallDetector, find_deadlock
+from .stall import DeadlockDetector, StallDetector, find_wait_for_finished
 
 NO_PROGRESS = Progress(0, 0.0, "", False)
 
@@ -23,24 +23,28 @@ class SnapshotCollector:
 
     def __init__(self) -> None:
         self._number = 0  # of the current request
+        self._signals = True  # as in the current request
         self._requesters: list[int] = []
         self._hosts: dict[int, str] = {}  # of the ranks being sampled
         self._answers: dict[int, Sample] = {}
         self.samples: list[RankSample] = []  # of the last snapshot
 
-    def request(self, requester: int, links: Mapping[int, int], hosts: Mapping[int, str]) -> Outgoing:
-        """Return the requests to send to `links`; none if a snapshot is already being taken.
+    def request(
+        self, requester: int, links: Mapping[int, int], hosts: Mapping[int, str], signals: bool = True
+    ) -> Outgoing:
+        """Return the requests to send to `links`; none if such a snapshot is already being taken.
 
-        `links` and `hosts` are by rank. A `requester` below 0 has no link: it reads `samples`.
+        `links` and `hosts` are by rank. A `requester` below 0 has no link: it reads `samples`. `signals` is as in
+        `SampleRequest`.
         """
-        is_pending = bool(self._requesters)
+        is_pending = bool(self._requesters) and (self._signals or not signals)
         if requester not in self._requesters:
             self._requesters.append(requester)
         if is_pending:
             return []
         self._number += 1
-        self._answers, self._hosts = {}, dict(hosts)
-        return [(link, SampleRequest(self._number)) for link in links.values()]
+        self._signals, self._answers, self._hosts = signals, {}, dict(hosts)
+        return [(link, SampleRequest(self._number, signals)) for link in links.values()]
 
     def take(self, rank: int, answer: Sample) -> Outgoing:
         """Take a rank's answer, unless it is too late; return the snapshot if this is the last answer."""
@@ -70,7 +74,7 @@ class SnapshotCollector:
             if answer is None:
                 samples.append(RankSample(rank, host, has_answered=False))
                 continue
-            steps, age_s, groups, spins = answer.progress or NO_PROGRESS
+            steps, age_s, groups, spins, waits_in = answer.progress or NO_PROGRESS
             try:
                 if answer.stack not in stacks:
                     stacks[answer.stack] = frames_from_json(answer.stack)
@@ -83,7 +87,7 @@ class SnapshotCollector:
             samples.append(RankSample(
                 rank, host, stacks[answer.stack], answer.state, answer.kernel, answer.cores, answer.busy_s,
                 answer.moved_bytes, True, answer.ended, children, steps, age_s, sequences[groups], spins,
-                answer.faults, answer.unseen, answer.native))
+                answer.faults, answer.unseen, answer.native, waits_in, answer.unacked_bytes))
         return samples
 
 
@@ -133,10 +137,10 @@ class SnapshotService:
         table = "\n".join(format_table(snapshot)) if has_result else ""
         has_groups = any(len(sample.sequences) > 1 for sample in samples)
         return JobActivity(describe_locations(samples), find_free_ranks(samples), waiting_calls(samples), table,
-                           has_groups=has_groups, deadlock=find_deadlock(samples))
+                           has_groups=has_groups, deadlock=find_wait_for_finished(samples))
 
     def find_deadlock(self, now_s: float) -> Report | None:
-        """Return a report if ranks wait for a rank that has ended, as DeadlockDetector.update() does."""
+        """Return a report if no rank can go on, as DeadlockDetector.update() does."""
         return self._deadlock.update(self.collector.samples, now_s)
 
     def find_stall(self, now_s: float) -> StallReport | None:

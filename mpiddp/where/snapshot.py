@@ -87,6 +87,8 @@ class RankSample(NamedTuple):
     faults: int = 0  # minor page faults of the rank and its descendants
     unseen: str = ""  # why the kernel does not show some of these figures; empty if it shows all
     native: str = ""  # why there are no frames while native code holds the GIL
+    waits_in: str = ""  # the process group in whose collective the main thread is; empty if unknown
+    unacked_bytes: int = 0  # that they have sent by TCP, and the receivers have not acknowledged
 
 
 class Location(NamedTuple):

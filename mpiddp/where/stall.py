@@ -1,14 +1,14 @@
-"""Detects hangs: no rank makes progress, or ranks wait for a rank that has ended. No I/O, no clock."""
+"""Detects hangs: no rank makes progress, or none can go on. No I/O, no clock."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from ..base.text import format_duration, format_ranges
+from ..base.text import format_duration, format_ranges, join_names
 from ..failure import stack
 from ..failure.root_cause import NOBODY, Report, ReportKind
 from ..failure.stack import make_stall_fingerprint
-from .outliers import classify_activity, waiting_calls
+from .outliers import MAX_RANGES, POINT_TO_POINT, classify_activity, describe_location, locate, waiting_calls
 from .snapshot import Activity, RankSample
 
 MAX_INTERVAL_S = 10.0  # between two snapshots
@@ -86,9 +86,14 @@ def has_moved(before: RankSample, now: RankSample, passed_s: float) -> bool:
     is_elsewhere = make_stall_fingerprint(now.frames) != make_stall_fingerprint(before.frames)
     return (now.has_ended != before.has_ended or is_elsewhere
             or now.steps != before.steps or now.sequences != before.sequences
-            or now.busy_s - before.busy_s > IDLE_CORES * passed_s + CLOCK_GRAIN_S
+            or not is_idle(now.busy_s - before.busy_s, passed_s)
             or now.faults - before.faults > IDLE_FAULTS_PER_S * (passed_s + 1)
             or now.moved_bytes - before.moved_bytes > IDLE_BYTES_PER_S * passed_s)
+
+
+def is_idle(busy_s: float, passed_s: float) -> bool:
+    """Return whether a process that was `busy_s` on a core in `passed_s` has done nothing."""
+    return busy_s <= IDLE_CORES * passed_s + CLOCK_GRAIN_S
 
 
 class DeadlockDetector:
@@ -101,16 +106,16 @@ class DeadlockDetector:
     def update(self, samples: Sequence[RankSample], now_s: float) -> Report | None:
         """Take samples of all ranks at `now_s`, on any monotonic clock.
 
-        Return a report if two snapshots without progress between them show a deadlock, else None.
+        Return a report if two snapshots show a deadlock, without progress between them or data on its way, else None.
         """
         before, passed_s = self._samples, now_s - self._updated_s
         self._samples, self._updated_s = {sample.rank: sample for sample in samples}, now_s
         is_still = before.keys() == self._samples.keys() and not any(
-            has_moved(before[sample.rank], sample, passed_s) for sample in samples)
-        return find_deadlock(samples) if is_still else None
+            sample.unacked_bytes or has_moved(before[sample.rank], sample, passed_s) for sample in samples)
+        return find_wait_for_finished(samples) or find_mismatch(samples) if is_still else None
 
 
-def find_deadlock(samples: Sequence[RankSample]) -> Report | None:
+def find_wait_for_finished(samples: Sequence[RankSample]) -> Report | None:
     """Return a report if each rank waits in a collective or has ended, and one waits for a rank that has ended.
 
     A rank that computes or saves a file, or that did not answer, rules that out: others may wait for it.
@@ -132,6 +137,45 @@ def find_deadlock(samples: Sequence[RankSample]) -> Report | None:
              f"which {have} finished the script")
     call = waiting_calls([first]).get(first.rank, "")
     return Report(NOBODY, "", ReportKind.UNREACHABLE, cause, DEADLOCK_STATUS, call)
+
+
+def find_mismatch(samples: Sequence[RankSample]) -> Report | None:
+    """Return a report if all ranks of a process group wait in collectives of it, but not in the same one.
+
+    A rank that may go on by itself rules that out, and so does what is not visible: a GPU's work, a rank's sockets.
+    """
+    if not all(is_blocked(sample) for sample in samples):
+        return None
+    groups: dict[tuple[str, str], dict[int, tuple[int, RankSample]]] = {}  # by ranks and name, then by rank
+    for sample in (sample for sample in samples if not sample.has_ended):
+        for number, names, group in sample.sequences:
+            if group == sample.waits_in:
+                groups.setdefault((names, group), {})[sample.rank] = number, sample
+    for (names, _), waiting in groups.items():
+        calls = {awaited_call(sample) for _, sample in waiting.values()}
+        numbers = {number for number, _ in waiting.values()}
+        if (len(calls) > 1 or len(numbers) > 1) and calls.isdisjoint(POINT_TO_POINT) and (
+                parse_ranks(names) <= waiting.keys()):
+            cause = f"ranks wait in different collectives: {describe_calls(waiting.values(), len(numbers) > 1)}"
+            return Report(NOBODY, "", ReportKind.UNREACHABLE, cause, DEADLOCK_STATUS)
+    return None
+
+
+def is_blocked(sample: RankSample) -> bool:
+    """Return whether a rank certainly waits in a collective, or has ended."""
+    activity = classify_activity(sample)
+    is_waiting = activity is Activity.ENDED or (activity is Activity.COLLECTIVE and not sample.spins)
+    return is_waiting and not sample.unseen
+
+
+def describe_calls(waiting: Iterable[tuple[int, RankSample]], with_numbers: bool) -> str:
+    """Return `rank 0 on n07 in barrier (train.py:9 main), ranks 1-3 in …`, with sequence numbers if wanted."""
+    calls: dict[str, list[RankSample]] = {}
+    for number, sample in waiting:
+        call = describe_location(locate(sample))
+        calls.setdefault(f"{call} at sequence number {number:,}" if with_numbers else call, []).append(sample)
+    listed = [f"{name_ranks(samples)} {call}" for call, samples in calls.items()]
+    return join_names(listed)
 
 
 def is_in_collective(sample: RankSample) -> bool:
@@ -164,4 +208,4 @@ def name_ranks(samples: Sequence[RankSample]) -> str:
     """Return `rank 3 on n07`, or `ranks 0-2,5`."""
     first = samples[0]
     return (f"rank {first.rank} on {first.host}" if len(samples) == 1 else
-            f"ranks {format_ranges(sample.rank for sample in samples)}")
+            f"ranks {format_ranges((sample.rank for sample in samples), MAX_RANGES)}")

@@ -104,6 +104,43 @@ def test_an_interrupted_mpirun(launcher: Launcher, tmp_path: Path) -> None:
     assert job.process.returncode == STATUS_OF_INTERRUPTED[launcher.name], text
 
 
+INTEL = Launcher("Intel MPI mpiexec", MPIS["impi"], False)
+SLEEPS = "import time\ndef nap():\n    print('READY\\n', end='', flush=True)\n    time.sleep(600)\nnap()\n"
+
+
+@pytest.mark.light
+@pytest.mark.mpi
+@pytest.mark.parametrize("launcher", first_of([LAUNCHERS[2], INTEL]), ids=lambda one: one.name)
+def test_an_interrupted_job_shows_where_rank_0_was(launcher: Launcher, tmp_path: Path) -> None:
+    """One Ctrl-C is enough."""
+    (script := tmp_path / "sleeps.py").write_text(SLEEPS)
+    with started(launcher, None, script) as job:
+        job.await_ready(launcher.ranks)
+        job.process.send_signal(signal.SIGINT)
+        lines = job.output().splitlines()
+    begin = next(at for at, line in enumerate(lines) if find("launch/outside_signal", line, signal="SIGINT"))
+    assert find("launch/waiting_rank", lines[begin + 1], rank=0, place=f"{script}:4 nap"), lines
+    assert job.process.returncode == 130
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("launcher", first_of([*LAUNCHERS[:3], INTEL], 3), ids=lambda one: one.name)
+def test_an_mpirun_that_is_terminated_in_collectives(launcher: Launcher, tmp_path: Path) -> None:
+    """Ranks die of the signal, or lose one that it has ended: neither is what ended the job."""
+    file = tmp_path / "error.json"
+    with started(launcher, None, "--error-file", file, FAULTS / "patient.py") as job:
+        job.await_ready(launcher.ranks)
+        job.process.send_signal(signal.SIGTERM)
+        text = job.output()
+    is_hurried = launcher.name.startswith("Open MPI")  # SIGKILL follows soon, and 5.0 forwards no more output
+    assert len(find("launch/outside_signal", text, signal="SIGTERM")) in ((0, 1) if is_hurried else (1,)), text
+    assert "mpiddp: failed" not in text
+    if file.exists() or not is_hurried:
+        record = json.loads(file.read_text())["message"]["extraInfo"]
+        assert (record["outside"], record["signal"]) == (True, "SIGTERM")
+    assert job.process.returncode != 0
+
+
 @and_whole(LAUNCHERS[3:])
 @pytest.mark.parametrize("how", ["Ctrl-C", "scancel"])
 def test_an_srun_that_is_ended(launcher: Launcher, how: str, cluster: Cluster) -> None:
@@ -156,7 +193,7 @@ def as_nohup_does() -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize(("launcher", "goes_on"), first_of([
     (LAUNCHERS[2], True), (LAUNCHERS[0], False), (LAUNCHERS[1], False), (LAUNCHERS[3], False), (LAUNCHERS[4], False),
-    (Launcher("Intel MPI mpiexec", MPIS["impi"], False), True),
+    (INTEL, True),
 ]), ids=lambda one: one.name if isinstance(one, Launcher) else "")
 def test_a_hangup_of_a_launcher_under_nohup(
     launcher: Launcher, goes_on: bool, request: pytest.FixtureRequest

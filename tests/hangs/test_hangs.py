@@ -27,6 +27,7 @@ OTHERS = [WHOLE[at] for at in (0, 1, 3, 4)]
 HYDRA = replace(LAUNCHERS[2], count=3)  # two are a majority
 SETTLING_S = 60
 STALL_S, WITHIN_S, SLOW_S = 4, 60, 10
+DEADLOCKS, QUIET_S = ("mismatch", "uneven", "left"), 25
 ABSENT = "where/not_in_collective", {"collective": "all_reduce"}
 ZOO_OF = [  # what rank 1 does, a part of its line (empty if no rank is an outlier), and a finding about it
     ("worker", "read_sample", ("where/waiting_for_loader", {})),
@@ -119,13 +120,31 @@ def test_a_hang_is_reported_in_time(
 ) -> None:
     """A job that is only slow is not reported."""
     with zoo_job(kind, HYDRA, tmp_path, monkeypatch, request, f"--stall={STALL_S}") as job:
-        assert job.process.stdout
-        end, said = time.monotonic() + STALL_S + (SLOW_S if kind == "slow" else WITHIN_S), b""
-        while not (reports := find("where/no_progress", said.decode(errors="replace"))) and (
-                left_s := end - time.monotonic()) > 0:
-            if select.select([job.process.stdout], [], [], left_s)[0]:
-                said += os.read(job.process.stdout.fileno(), 65536)
-        assert bool(reports) == (kind != "slow"), said
+        said = read_until("where/no_progress", job, STALL_S + (SLOW_S if kind == "slow" else WITHIN_S))
+        assert bool(find("where/no_progress", said)) == (kind != "slow"), said
+
+
+def read_until(name: str, job: Job, limit_s: float) -> str:
+    """Return what a job prints until it has printed a message, or up to the limit."""
+    assert job.process.stdout
+    end, said = time.monotonic() + limit_s, ""
+    while not find(name, said) and (left_s := end - time.monotonic()) > 0:
+        if select.select([job.process.stdout], [], [], left_s)[0]:
+            said += os.read(job.process.stdout.fileno(), 65536).decode(errors="replace")
+    return said
+
+
+@pytest.mark.thorough("test_a_test_runner_that_goes_on_after_a_failure")
+@pytest.mark.mpi
+@pytest.mark.parametrize("kind", [kind for kind, _, _ in ZOO_OF])
+def test_a_deadlock_is_reported_without_an_option(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """And nothing else is."""
+    wanted = kind in DEADLOCKS
+    with zoo_job(kind, HYDRA, tmp_path, monkeypatch, request) as job:
+        said = read_until("launch/deadlock", job, WITHIN_S if wanted else QUIET_S)
+    assert bool(find("launch/deadlock", said)) == wanted, said
 
 
 @pytest.mark.thorough("test_asking_changes_nothing")
@@ -133,4 +152,4 @@ def test_a_training_is_not_reported_as_hanging(quick: Mpi, tmp_path: Path) -> No
     """With validations, checkpoints, and a worker that sleeps, ten times, half as long as a hang would last."""
     done = check(mpiexec(quick, 2, "--stall=4", ZOO.with_name("training.py"), 30, 2, tmp_path / "digits.pt"))
     assert len(re.findall(r"^rank [01]: \d+ epochs, \d+ pauses, ", done.stdout, re.MULTILINE)) == 2
-    assert find("where/no_progress", done.stderr) == []
+    assert find("where/no_progress", done.stderr) == find("launch/deadlock", done.stderr) == []

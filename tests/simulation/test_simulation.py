@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from mpiddp.agent import events
 from tests import processes
 from tests.messages import message
 from tests.simulation.job import simulate, simulate_many
@@ -81,13 +82,30 @@ def test_ranks_that_wait_for_one_that_has_ended() -> None:
         rank.waits = True
     world.schedule(5.0, world.ranks[0].end_script)
     world.run(until_s=20.0)
-    assert world.said == [message("launch/finished_rank_awaited", cause="others wait in vain", limit="300 s")]
+    assert world.said == [message("launch/deadlock", cause="others wait in vain", limit="300 s")]
     assert all(rank.alive for rank in world.ranks)
     world.run(until_s=400.0)
     assert [report.root_cause.first.cause for report in world.printed] == ["others wait in vain"]
     assert [line for line in world.said[1:] if "still waiting" not in line] == []
     assert not any(rank.alive for rank in world.ranks)
     assert {agent.status for agent in world.agents} == {1}
+
+
+def test_ranks_that_wait_in_vain_while_none_has_ended() -> None:
+    """It is looked for while rank 0 is idle alone, and the time counts from when it was found."""
+    world = World(LONG, Random(1))
+    for rank in world.ranks:
+        rank.waits = True
+    for at_s, is_idle in ((5.0, False), (10.0, True), (15.0, False), (100.0, True), (105.0, True)):
+        world.schedule(at_s, world.server.post, events.OwnRankIdle(is_idle))
+    said = message("launch/deadlock", cause="others wait in vain", limit="300 s")
+    for until_s, lines in ((9.0, []), (14.0, [said]), (99.0, [said]), (390.0, [said, said])):
+        world.run(until_s=until_s)
+        assert world.said == lines
+        assert all(rank.alive for rank in world.ranks)
+    world.run(until_s=420.0)
+    assert [report.root_cause.first.cause for report in world.printed] == ["others wait in vain"]
+    assert not any(rank.alive for rank in world.ranks)
 
 
 def test_ranks_that_wait_for_one_that_works_are_not_ended() -> None:

@@ -567,14 +567,14 @@ class Server:
             case events.PrintLine(text):
                 world.trace(text)
                 world.said.append(text)
-            case events.CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:
-                world.schedule(world.random.uniform(0.2, 2.0), self._post_wait_for_finished)
+            case events.CoordinatorCommand.CHECK_DEADLOCK:
+                world.schedule(world.random.uniform(0.2, 2.0), self._post_deadlock)
             case events.CoordinatorCommand.TAKE_SNAPSHOT:
                 world.schedule(world.random.uniform(0.2, 2.0), self.post, events.SnapshotTaken(JobActivity()))
 
-    def _post_wait_for_finished(self) -> None:
-        """Post whether all unfinished ranks wait for those that have finished."""
+    def _post_deadlock(self) -> None:
+        """Post whether all ranks that have not finished wait."""
         living = [rank for rank in self.world.ranks if not rank.script_over]
         waits = living and all(rank.waits for rank in living)
         report = Report(NOBODY, "", ReportKind.UNREACHABLE, "others wait in vain", 1)
-        self.post(events.WaitForFinishedRank(report if waits else None))
+        self.post(events.DeadlockChecked(report if waits else None))
