@@ -124,3 +124,18 @@ def test_a_task_that_raises_has_no_result() -> None:
     tasks.finish(DEADLINE_S)
     loop.set_timer("end", 0, loop.stop)
     run(loop)
+
+
+def test_results_that_the_end_has_taken_are_not_waited_for_again() -> None:
+    """Where one call of epoll returns two events, the first may end the agent."""
+    loop, ended = EventLoop(fail_by), threading.Event()
+    tasks = Tasks(loop)
+    tasks.run(lambda: None)
+    tasks.finish(60)
+
+    def take() -> None:
+        tasks._take_results()
+        ended.set()
+
+    threading.Thread(target=take, daemon=True).start()
+    assert ended.wait(60)

@@ -26,6 +26,7 @@ class Tasks:
         self._ends: dict[str, Callable[[str], None]] = {}
         self._late: dict[str, str] = {}  # the results of those that take too long
         self._reading, self._writing = os.pipe()
+        os.set_blocking(self._reading, False)
         loop.watch(self._reading, self._take_results)
 
     def write(self, path: str, content: str) -> None:
@@ -73,7 +74,8 @@ class Tasks:
             self._loop.set_timer(name, timeout_s, lambda: end(late))
 
     def _take_results(self) -> None:
-        os.read(self._reading, 1000)
+        with contextlib.suppress(BlockingIOError):  # finish(), called for another event, has read it
+            os.read(self._reading, 1000)
         while self._results:
             name, result = self._results.pop(0)
             if (end := self._ends.get(name)) is not None:
