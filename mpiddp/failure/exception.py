@@ -39,6 +39,11 @@ def make_report(error: BaseException, rank: int, host: str) -> Report:
         where = origin.where or where
         details = ", ".join(filter(None, (origin.by, os.path.basename(origin.where))))
         cause = f"{origin.cause} ({details})" if details else origin.cause
+    with contextlib.suppress(BaseException):  # as above
+        from .workers import find_dead_worker
+
+        if worker := find_dead_worker(list_related(error)):
+            kind, cause = ReportKind.ERROR, f"{worker} (then {cause})"
     return Report(rank, host, kind, cause, find_script_status(error) or 1, where, signal=signal)
 
 
