@@ -272,7 +272,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             self._on_printed()
             return
         self._root_cause = root_cause
-        if self._reported_itself and not self.gone and not root_cause.outside:
+        if self._reported_itself and not self.gone:
             self._do(events.ToRank(protocol.PrintStack()), events.SetTimer("stack", STACK_TIMEOUT_S))
         else:
             self._print_report()

@@ -98,6 +98,7 @@ def print_exception(error: BaseException, full: bool = True) -> None:
         if isinstance(error, SystemExit):
             print_whole(format_exception(error))
             return
+        set_last_error(error)
         from .traceback import capture_hook_output, fold_traceback, is_colour_wanted, is_default_hook
 
         if not is_default_hook(sys.excepthook):
@@ -119,10 +120,20 @@ def run_user_hook(error: BaseException) -> None:
     """
     from .traceback import TRACEBACK_HEADER, capture_hook_output, is_default_hook
 
-    if not isinstance(error, SystemExit) and not is_default_hook(sys.excepthook):
-        strip_our_frames(error)
+    if isinstance(error, SystemExit):
+        return
+    strip_our_frames(error)
+    set_last_error(error)
+    if not is_default_hook(sys.excepthook):
         text = capture_hook_output(error)
         print_whole(text if TRACEBACK_HEADER not in text else "")
+
+
+def set_last_error(error: BaseException) -> None:
+    """Set what Python sets for debuggers before it calls sys.excepthook (Python manual, sys.last_value)."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
 
 
 def print_whole(text: str) -> None:

@@ -117,16 +117,15 @@ class Termination:
             exception.print_exception(error, self._full)
             return exception.find_script_status(error)
         for _ in range(MAX_REPORT_ATTEMPTS):
-            try:
+            with contextlib.suppress(BaseException):  # of a signal's handler: torch's raises when a worker has died
                 report = exception.make_report(error, self._member.rank, self._member.host)
                 self.fail(report, functools.partial(self._print, error))
                 break
-            except BaseException:  # of a signal's handler, as torch's raises when a worker has died
-                continue
         if not self._has_printed:
             with contextlib.suppress(BaseException):  # of the hook
                 exception.run_user_hook(error)
-        exception.release_frames(error)
+        if isinstance(error, SystemExit):  # others are sys.last_value
+            exception.release_frames(error)
         return exception.find_script_status(error) if self._failed_status is None else self._failed_status
 
     def _print(self, error: BaseException) -> str:
