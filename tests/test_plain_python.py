@@ -71,13 +71,13 @@ def test_the_arguments_of_a_module_while_its_package_is_imported(quick: Mpi, tmp
 def test_an_interruption_has_one_traceback(quick: Mpi, tmp_path: Path) -> None:
     (script := tmp_path / "script.py").write_text(INTERRUPTED)
     command = mpiexec_command(quick, 2, "-m", "mpiddp", script)
-    with processes.start(command, single_node_environ(quick), ROOT, stdout=-1, stderr=-1) as job:
-        with processes.ended_after(DEADLINE_S, job.pid):
-            assert job.stdout is not None
-            assert [job.stdout.readline(), job.stdout.readline()] == ["READY\n"] * 2
-            time.sleep(0.1)
-            os.kill(job.pid, signal.SIGINT)
-            rest, errors = job.communicate()
+    with (processes.start(command, single_node_environ(quick), ROOT, stdout=-1, stderr=-1) as job,
+          processes.ended_after(DEADLINE_S, job.pid)):
+        assert job.stdout is not None
+        assert [job.stdout.readline(), job.stdout.readline()] == ["READY\n"] * 2
+        time.sleep(0.1)
+        os.kill(job.pid, signal.SIGINT)
+        rest, errors = job.communicate()
     assert rest.count("cleaned up\n") == 2
     assert errors.count("Traceback (most recent call last)") == 1, errors
     assert f'File "{script}", line 5' in errors
