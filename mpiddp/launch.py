@@ -244,6 +244,7 @@ def refusing(MPI: Any, agent: AgentClient | NoAgent) -> Iterator[None]:
         agent.report_locally_handled()
         refuse(MPI.COMM_WORLD, error)
         MPI.Finalize()
+        agent.close()
         raise
     except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
         agent.report_locally_handled()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mpiddp.runner.exec import hook_exec, is_program
+from mpiddp.runner.exec import fits, hook_exec, is_program
 from tests.messages import find, message
-from tests.support import MPICH_FIRST, Mpi, check, free_port, mpiexec
+from tests.support import MPICH_FIRST, Mpi, check, first_of, free_port, mpiexec
 
 pytestmark = pytest.mark.light
 
@@ -88,9 +88,65 @@ def test_a_rank_does_not_leave_for_arguments_that_are_wrong(
     assert left == []
 
 
-def test_what_is_program(tmp_path: Path) -> None:
-    assert is_program("/bin/sh")
-    assert is_program(b"/bin/sh")
-    assert is_program(3)
+@pytest.mark.parametrize(("content", "is_one"), [
+    (b"#!/bin/sh\n", True), (b"#! /usr/bin/env sh -x", True), (b"#!/nowhere/sh\n", False), (b"#!\n", False),
+    (b"no program\n", False), (b"", False), (b"\x7fELF", True)])
+def test_what_is_program(content: bytes, is_one: bool, tmp_path: Path) -> None:
+    (path := tmp_path / "program").write_bytes(content)
+    assert not is_program(path)
+    path.chmod(0o755)
+    assert is_program(path) == is_program(os.fsencode(path)) == is_one
+    (script := tmp_path / "script").write_text(f"#!{path}\n")
+    script.chmod(0o755)
+    assert is_program(script) == is_one
+    with path.open() as file:
+        assert is_program(file.fileno()) == is_one
+
+
+def test_what_is_no_program(tmp_path: Path) -> None:
+    (itself := tmp_path / "itself").write_text(f"#!{tmp_path}/itself\n")
+    itself.chmod(0o755)
+    assert not is_program(itself)
     assert not is_program(tmp_path)
     assert not is_program(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(("argv", "env", "does"), [
+    (["a"], {}, True), (["a" * 2**17], {}, False), (["a"], {"b": "c" * 2**17}, False),
+    (["a" * 2**16] * 200, {}, False), ([b"a", Path("b")], {b"c": "d"}, True)])
+def test_what_fits(argv: list[str], env: dict[str, str], does: bool) -> None:
+    assert fits(argv, env) == does
+
+
+def test_descriptors_are_taken_as_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    for call in ("execv", "execve"):
+        monkeypatch.setattr(os, call, getattr(os, call))
+    monkeypatch.setattr(os, "supports_fd", set(os.supports_fd))
+    hook_exec(bool)
+    assert os.execve in os.supports_fd
+    assert os.execv not in os.supports_fd
+
+
+FAILS = """
+import os, sys, torch, torch.distributed as dist
+os.environ["LONG"] = "x" * (1 << 17) if sys.argv[2] == "long" else ""
+try:
+    os.execv(sys.argv[1], [sys.argv[1]])
+except OSError as error:
+    print(error.strerror)
+total = torch.ones(1)
+dist.all_reduce(total)
+print(int(total))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("kind", "words"), first_of([
+    ("format", "Exec format error"), ("long", "Argument list too long"), ("interpreter", "No such file or directory")]))
+def test_a_call_that_fails_has_changed_nothing(quick: Mpi, kind: str, words: str, tmp_path: Path) -> None:
+    contents = {"format": "no program\n", "long": "#!/bin/sh\n", "interpreter": "#!/nowhere/sh\n"}
+    (path := tmp_path / "program").write_text(contents[kind])
+    path.chmod(0o755)
+    done = check(mpiexec(quick, 2, "-c", FAILS, path, kind))
+    assert sorted(done.stdout.split("\n")) == ["", "2", "2", words, words]
+    assert find("launch/exec_replaces_script", done.stderr) == []

@@ -15,7 +15,8 @@ from tests.cluster import Cluster
 from tests.cluster.cluster import RUN
 from tests.faults.matrix import LAUNCHERS, Launcher
 from tests.faults.test_signals import started
-from tests.support import DEADLINE_S, MPIS, ROOT, check, first_of, mpiexec_command, need, single_node_environ
+from tests.messages import find, message
+from tests.support import DEADLINE_S, MPIS, ROOT, check, first_of, mpiexec, mpiexec_command, need, single_node_environ
 
 pytestmark = pytest.mark.light
 
@@ -52,6 +53,16 @@ def test_a_debugger_on_rank_0(name: str, tmp_path: Path) -> None:
     command = " ".join(mpiexec_command(mpi, 2, "-m", "mpiddp", script))
     check_debugged(processes.run("sh", "-c", ANSWERS + command, timeout=DEADLINE_S, env=single_node_environ(mpi),
                                  cwd=ROOT).stdout)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", first_of(["mpich", "impi", "openmpi5", "openmpi4"]))
+@pytest.mark.parametrize("prompt", first_of(["breakpoint()", "input()"]))
+def test_a_prompt_on_another_rank_does_not_wait_for_ever(name: str, prompt: str) -> None:
+    script = f"import torch.distributed as dist\nif dist.get_rank() == 1:\n    {prompt}\ndist.barrier()"
+    done = check(mpiexec(MPIS[name], 2, "-c", script), 1)
+    assert len(find("launch/failed_rank", done.stderr, rank=1)) == 1, done.stderr
+    assert message("launch/prompt_without_terminal", rank=1) in done.stderr
 
 
 @pytest.mark.thorough("the same on one node")

@@ -147,6 +147,10 @@ class AgentClient:
         """Report that this rank knows why it ends, and prints the reason itself."""
         self._channel.send(protocol.LocallyHandled())
 
+    def close(self) -> None:
+        """Close the connection to the agent: this process ends."""
+        self._channel.close()
+
     def await_all_finished(self, calls: int) -> AllFinished | JobEnds | None:
         """Report that the script has finished, and wait until all ranks' have.
 
@@ -211,6 +215,9 @@ class NoAgent:
 
     def report_locally_handled(self) -> None:
         """Report nothing."""
+
+    def close(self) -> None:
+        """Close nothing."""
 
 
 def leave_to_agent(*_: object) -> None:

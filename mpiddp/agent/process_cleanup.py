@@ -35,7 +35,7 @@ class Segment(NamedTuple):
 
 def mapped_segments(pid: int | str) -> set[Segment]:
     """Return the segments of MPI that a process maps; none if it is gone, or another user's (man 5 proc)."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="surrogateescape") as file:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
         rows = [line.rstrip("\n").split(None, 5) for line in file if FOLDER in line]
         return {Segment(row[5], row[3], int(row[4])) for row in rows if row[5].startswith(PREFIXES)}
     return set()

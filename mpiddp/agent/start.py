@@ -10,6 +10,8 @@ import time
 from posix import fork  # os.fork may be a debugger's own, which holds the new process
 
 from ..base.config import BLOCKED_EXIT_TIMEOUT_S, LaunchConfig
+from ..base.files import read_text
+from ..base.process import redirect_to_devnull
 from ..base.termination import flush_python
 from ..discovery import launchers, runtime, schedulers
 from ..ipc.channel import Channel
@@ -50,6 +52,12 @@ def make_agent_config(config: LaunchConfig, started_by: launchers.LaunchFacts | 
     )
 
 
+def has_silent_stdin(started_by: launchers.LaunchFacts | None) -> bool:
+    """Return whether a prompt of the rank would wait for ever: neither input nor its end comes on stdin."""
+    option = started_by.launcher.stdin_option if started_by and started_by.rank > 0 else ""
+    return bool(option) and option not in read_text(f"/proc/{os.getppid()}/cmdline").split("\0")
+
+
 def fork_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None) -> client.AgentClient:
     """Fork the rank, in which this returns; this process is its agent from now on, and ends after it.
 
@@ -64,6 +72,7 @@ def fork_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None) ->
     crash_reading, crash_writing = os.pipe()
     stack_reading, stack_writing = os.pipe()
     our_query, its_query = socket.socketpair()
+    is_silent = has_silent_stdin(started_by)
     agent_pid = os.getpid()
     pid = fork()
     if pid:
@@ -87,6 +96,8 @@ def fork_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None) ->
     if agent_config.has_own_group:
         os.setpgid(0, 0)
     redirect_streams(output_pipes)
+    if is_silent:
+        redirect_to_devnull(DEVNULL_FOR_STDIN)
     for descriptor in (ours.detach(), crash_reading, stack_reading, our_query.detach()):
         os.close(descriptor)
     os.set_blocking(stack_writing, False)

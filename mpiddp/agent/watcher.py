@@ -269,7 +269,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             self._on_printed()
             return
         self._root_cause = root_cause
-        if self._rank is RankState.CLEANS_UP and not root_cause.outside:
+        if self._rank is RankState.CLEANS_UP:
             self._do(events.ToRank(protocol.PrintStack()), events.SetTimer("stack", timeouts.STACK_TIMEOUT_S))
         else:
             self._print_report()

@@ -273,7 +273,7 @@ def list_names(folder: str, prefix: str = "") -> list[str]:
 def read_text(path: str) -> str:
     """Return the text of a file of the kernel, empty if it cannot be read."""
     try:
-        with open(path, errors="surrogateescape", newline="\n") as file:
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             return file.read().strip()
     except OSError:
         return ""

@@ -65,6 +65,7 @@ def refusing_early(agent: AgentClient | NoAgent) -> Iterator[None]:
     except LaunchError as error:
         agent.report_locally_handled()
         refuse_early(format_refusal(error), isinstance(error, LocalLaunchError), error.speaker)
+        agent.close()
         raise
 
 

@@ -218,8 +218,8 @@ def read_commit(file: str) -> str:
     command = ["git", "-C", os.path.dirname(os.path.abspath(file)), "describe", "--always", "--dirty", "--tags"]
     env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, stdin=subprocess.DEVNULL,
-                              env=env)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=GIT_TIMEOUT_S,
+                              stdin=subprocess.DEVNULL, env=env)
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()

@@ -123,7 +123,7 @@ def has_cray_pmi() -> bool:
 
 def mapped_files() -> list[str]:
     """Return the files that are mapped into this process (man 5 proc_pid_maps)."""
-    with open("/proc/self/maps", errors="surrogateescape", newline="\n") as maps:
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape", newline="\n") as maps:
         return [line.split(maxsplit=5)[-1].strip() for line in maps if "/" in line]
 
 
@@ -176,7 +176,7 @@ def read_mca_parameters(environ: Mapping[str, str], path: str) -> dict[str, str]
 def parse_mca_file(file: str) -> dict[str, str]:
     """Return the parameters that a file sets in lines of ``name = value``; none if there is no such file."""
     try:
-        with open(file) as lines:
+        with open(file, encoding="utf-8") as lines:
             pairs = [line.partition("#")[0].partition("=") for line in lines]
     except (OSError, UnicodeDecodeError):
         return {}

@@ -85,7 +85,7 @@ def count_oom_kills(path: str) -> int:
     if not path:
         return 0
     try:
-        with open(path) as file:
+        with open(path, encoding="utf-8") as file:
             return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
     except OSError:
         return 0

@@ -128,8 +128,8 @@ def run_command(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subproce
 
     environ = {name: value for name, value in os.environ.items() if name not in FORMAT_VARIABLES}
     try:
-        return subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              errors="replace", timeout=timeout_s)
+        return subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True,
+                              encoding="utf-8", errors="replace", timeout=timeout_s)
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import sys
+import traceback
 import types
 import zlib
 from collections.abc import Callable
@@ -131,8 +132,9 @@ def find_compile_error(path: str, compiled: Callable[[], types.CodeType]) -> str
     try:
         compiled()
     except SyntaxError as error:
+        lines = traceback.format_exception_only(error)[1:-1]  # the line, and a caret below it
         where = f"{path}, line {error.lineno}: {type(error).__name__}: {error.msg}"
-        return f"{where}\n    {error.text.strip()}" if error.text else where
+        return "\n".join([where, *map(str.rstrip, lines)])
     except (ImportError, EOFError, ValueError) as error:
         return f"{path}: {error}"
     return None

@@ -19,7 +19,7 @@ VISIBLE, VISIBLE_KEY = "visible_gpus", "seen"  # a field of HostFacts, and its n
 def write_facts(path: str, facts: Sequence[HostFacts]) -> None:
     """Write the facts of all ranks, in rank order, or print why that fails."""
     try:
-        with open(open_for_writing(path), "w") as file:
+        with open(open_for_writing(path), "w", encoding="utf-8") as file:
             json.dump({"mpiddp": __version__, "ranks": [serialize_facts(rank_facts) for rank_facts in facts]}, file)
     except OSError as error:
         write_line(f"mpiddp: cannot write {path}: {format_os_error(error, path)}")
@@ -27,7 +27,7 @@ def write_facts(path: str, facts: Sequence[HostFacts]) -> None:
 
 def read_facts(path: str) -> list[HostFacts]:
     """Return the facts in a file; raise OSError, or ValueError with a line for the user if it holds none."""
-    with open(open_for_reading(path)) as file:
+    with open(open_for_reading(path), encoding="utf-8") as file:
         try:
             facts = [deserialize_facts(record) for record in json.load(file)["ranks"]]
             check_facts(facts)

@@ -148,7 +148,7 @@ def load_library() -> Library | Finding:
     """Return the library that mpi4py loads, or why it loads none; another process loads it, without MPI_Init."""
     try:
         done = subprocess.run([sys.executable, "-c", LOAD_CODE, os.path.dirname(PACKAGE_FOLDER)], capture_output=True,
-                              stdin=subprocess.DEVNULL, text=True, errors="replace", timeout=COMMAND_TIMEOUT_S)
+                              stdin=subprocess.DEVNULL, encoding="utf-8", errors="replace", timeout=COMMAND_TIMEOUT_S)
         answer = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return Finding("mpi-library", Severity.ERROR, None,
@@ -188,8 +188,8 @@ def identify_mpiexec(program: str) -> Launcher:
 def read_output(*command: str) -> str:
     """Return what a command prints, empty if it cannot be started or takes too long."""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                              timeout=COMMAND_TIMEOUT_S)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True,
+                              encoding="utf-8", errors="replace", timeout=COMMAND_TIMEOUT_S)
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout + done.stderr

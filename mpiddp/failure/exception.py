@@ -39,6 +39,11 @@ def make_report(error: BaseException, rank: int, host: str) -> Report:
         where = origin.where or where
         details = ", ".join(filter(None, (origin.by, os.path.basename(origin.where))))
         cause = f"{origin.cause} ({details})" if details else origin.cause
+    with contextlib.suppress(BaseException):  # as above
+        from .workers import find_dead_worker
+
+        if worker := find_dead_worker(list_related(error)):
+            kind, cause = ReportKind.ERROR, f"{worker} (then {cause})"
     return Report(rank, host, kind, cause, find_script_status(error) or 1, where, signal=signal)
 
 
@@ -93,6 +98,7 @@ def print_exception(error: BaseException, full: bool = True) -> None:
         if isinstance(error, SystemExit):
             print_whole(format_exception(error))
             return
+        set_last_error(error)
         from .traceback import capture_hook_output, fold_traceback, is_colour_wanted, is_default_hook
 
         if not is_default_hook(sys.excepthook):
@@ -114,10 +120,20 @@ def run_user_hook(error: BaseException) -> None:
     """
     from .traceback import TRACEBACK_HEADER, capture_hook_output, is_default_hook
 
-    if not isinstance(error, SystemExit) and not is_default_hook(sys.excepthook):
-        strip_our_frames(error)
+    if isinstance(error, SystemExit):
+        return
+    strip_our_frames(error)
+    set_last_error(error)
+    if not is_default_hook(sys.excepthook):
         text = capture_hook_output(error)
         print_whole(text if TRACEBACK_HEADER not in text else "")
+
+
+def set_last_error(error: BaseException) -> None:
+    """Set what Python sets for debuggers before it calls sys.excepthook (Python manual, sys.last_value)."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
 
 
 def print_whole(text: str) -> None:

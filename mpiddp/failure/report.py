@@ -12,6 +12,11 @@ from ..base.stderr import write_line
 from ..base.text import memory_advice
 from .root_cause import NOBODY, ReportKind, RootCause
 
+KILLED_WORDS = (  # of a rank, a worker of a DataLoader, of torch.multiprocessing.spawn(), of concurrent.futures
+    "killed by SIGKILL", "is killed by signal: Killed", "terminated with signal SIGKILL", "terminated abruptly")
+PROMPT_ERRORS = ("BdbQuit", "EOFError: EOF when reading a line")  # of pdb and input() at the end of stdin
+PROMPT_ADVICE = "and only rank 0 has the terminal: use `if dist.get_rank() == 0: breakpoint()`"
+
 
 def print_failure(root_cause: RootCause, rank: RankIdentity | None, after_s: float, log_lost: int = -1,
                   print_text: Callable[[str], None] = write_line) -> str:
@@ -35,8 +40,10 @@ def format_failure(root_cause: RootCause, rank: RankIdentity | None, after_s: fl
     if rank is not None:
         place = f"{rank.rank} of {rank.world_size}, local rank {rank.local_rank} on {rank.host}"
         rows.append(("rank", f"{place}, {rank.device}, pid {rank.pid}"))
-    if first.signal == "SIGKILL" or "is killed by signal: Killed" in first.cause:  # a DataLoader's worker
+    if first.signal == "SIGKILL" or any(words in first.cause for words in KILLED_WORDS):
         rows.append(("do", (rank.memory_advice if rank else "") or memory_advice()))
+    if first.cause.startswith(PROMPT_ERRORS) and first.rank > 0:
+        rows.append(("do", f"rank {first.rank} was at a prompt, {PROMPT_ADVICE}"))
     if first.cause.startswith("ModuleNotFoundError: "):
         rows.append(
             ("do", f"install it in the environment of {sys.executable}, or activate the environment that has it"))

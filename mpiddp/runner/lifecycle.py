@@ -295,9 +295,15 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
 
 
 def find_failure(error: BaseException) -> BaseException:
-    """Return the error that a signal's handler has interrupted by SystemExit(0); else the error itself."""
-    is_interruption = isinstance(error, SystemExit) and not exception.find_script_status(error)
-    return error.__context__ if is_interruption and error.__context__ is not None else error
+    """Return the error that a signal's handler has interrupted by SystemExit(0), or that there was no memory to handle.
+
+    Else the error itself.
+    """
+    while (former := error.__context__) is not None and (
+            isinstance(error, MemoryError)
+            or (isinstance(error, SystemExit) and not exception.find_script_status(error))):
+        error = former
+    return error
 
 
 def leave_before_exec(job: RunningJob, call: str) -> None:

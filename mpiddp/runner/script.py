@@ -44,6 +44,7 @@ def run_main(script: Script) -> None:
     if script.is_code:
         (main, code), name = make_code_main(script.target), "-c"
     elif script.is_module:
+        sys.argv = ["-m", *script.arguments]  # while its parents are imported
         main, code = make_module_main(script.target)
         name = str(main.__file__)
     else:

@@ -6,10 +6,12 @@ import contextlib
 import faulthandler
 import functools
 import gc
+import mmap
 import os
 import sys
 import threading
 from collections.abc import Callable
+from importlib import import_module
 from typing import NoReturn
 
 from ..agent.client import AgentClient
@@ -25,6 +27,7 @@ from ..systems.statuses import EXIT_CANNOT_START
 from .signals import restore_dispositions
 
 MAX_REPORT_ATTEMPTS = 20  # a signal's handler may interrupt each
+RESERVE_BYTES = 16 * 2**20  # of address space, for the report of a rank that has no more
 
 
 class Termination:
@@ -39,6 +42,7 @@ class Termination:
         self._can_abort = can_abort
         self._failed_status: int | None = None  # the job's, once it ends because of this rank's report
         self._has_printed = False  # the traceback
+        self._reserve = mmap.mmap(-1, RESERVE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # never touched
 
     def is_own_process(self) -> bool:
         """Return whether this is the rank's own process, not one that it has forked."""
@@ -57,6 +61,8 @@ class Termination:
         """
         faulthandler.disable()
         restore_dispositions()
+        for name in ("traceback", "mpiddp.failure.workers"):  # a rank that fails may have no descriptor left
+            import_module(name)
         gc.freeze()
         self._agent.begin_script()
 
@@ -65,6 +71,7 @@ class Termination:
             status = to_c_int(status)
             if self.is_own_process():
                 if status & 0xFF:
+                    self._reserve.close()
                     rank, host = self._member.rank, self._member.host
                     self.fail(exception.make_exit_report(status, sys._getframe(1), rank, host))
                 leave()
@@ -105,20 +112,20 @@ class Termination:
         The script's sys.excepthook, threads and atexit functions have --abort-grace to end. A process that the script
         has forked only prints its exception.
         """
+        self._reserve.close()
         if not self.is_own_process():
             exception.print_exception(error, self._full)
             return exception.find_script_status(error)
         for _ in range(MAX_REPORT_ATTEMPTS):
-            try:
+            with contextlib.suppress(BaseException):  # of a signal's handler: torch's raises when a worker has died
                 report = exception.make_report(error, self._member.rank, self._member.host)
                 self.fail(report, functools.partial(self._print, error))
                 break
-            except BaseException as other:  # of a signal's handler, as torch's raises when a worker has died
-                error = error if isinstance(other, SystemExit) else other
         if not self._has_printed:
             with contextlib.suppress(BaseException):  # of the hook
                 exception.run_user_hook(error)
-        exception.release_frames(error)
+        if isinstance(error, SystemExit):  # others are sys.last_value
+            exception.release_frames(error)
         return exception.find_script_status(error) if self._failed_status is None else self._failed_status
 
     def _print(self, error: BaseException) -> str:
@@ -126,10 +133,9 @@ class Termination:
         if self._has_printed:
             return ""
         self._has_printed = True
-        stack = exception.format_exception(error)
         exception.print_exception(error, self._full)
         flush()
-        return stack
+        return exception.format_exception(error)
 
     def fail(self, report: Report, print_stack: Callable[[], str] = str) -> int:
         """End the job for the reason in `report`, and return the job's status; see AgentClient.report_failure()."""

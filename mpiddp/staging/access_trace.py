@@ -159,7 +159,7 @@ def module_files() -> Iterator[str]:
 def mapped_parts() -> dict[str, list[MappedPart]]:
     """Return the parts of files that are mapped into this process, by path."""
     parts: dict[str, list[MappedPart]] = {}
-    with open("/proc/self/maps", errors="surrogateescape") as file:
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             fields = line.rstrip("\n").split(maxsplit=5)
             if len(fields) == 6 and fields[5].startswith("/"):

@@ -281,7 +281,8 @@ class MirrorWriter:
         site_folder = os.path.join(self._lease.path, SITE_FOLDER)
         os.mkdir(site_folder)
         entries = tuple(entry for entry in sys.path if is_environment_entry(entry) and root_of(entry, self._folders))
-        with open(os.path.join(site_folder, "sitecustomize.py"), "w", errors="surrogateescape") as file:
+        path = os.path.join(site_folder, "sitecustomize.py")
+        with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(SITECUSTOMIZE.format(here=site_folder, root=self._lease.root, prefix=sys.prefix,
                                             version=sys.version, entries=entries, variable=STAGED_BY))
         for folder in self._folders:

@@ -197,8 +197,8 @@ def read_launcher_version(program: str, path: str) -> str:
     if not launcher.is_mpiexec or launcher.path:
         return ""
     try:
-        done = subprocess.run([program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              errors="replace", timeout=VERSION_TIMEOUT_S)
+        done = subprocess.run([program, "--version"], stdin=subprocess.DEVNULL, capture_output=True,
+                              encoding="utf-8", errors="replace", timeout=VERSION_TIMEOUT_S)
     except subprocess.SubprocessError:
         raise CommandError(f"{program} --version did not finish within {VERSION_TIMEOUT_S:.0f} s") from None
     return done.stdout + done.stderr

@@ -66,7 +66,7 @@ def read_hostfile(path: str) -> Allocation:
     A line is one slot, or several: `n1 slots=2` (Open MPI), `n1:2` (MPICH).
     """
     slots_of: Counter[str] = Counter()
-    with open(open_for_reading(path)) as file:
+    with open(open_for_reading(path), encoding="utf-8") as file:
         for line in file:
             words = line.partition("#")[0].split()
             if words:

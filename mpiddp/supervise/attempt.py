@@ -128,7 +128,7 @@ class AttemptProcess:
         """Return the steps that a job made which ended in order, None if unknown."""
         refresh_folder(os.path.dirname(self._report))
         try:
-            with open(self._report + STEPS_SUFFIX) as file:
+            with open(self._report + STEPS_SUFFIX, encoding="utf-8") as file:
                 return int(file.read())
         except (OSError, ValueError):
             return None
@@ -159,7 +159,7 @@ class AttemptProcess:
     def _read(self) -> dict[str, Any]:
         """Return the job's report, empty if it is missing or incomplete."""
         try:
-            with open(self._report) as file:
+            with open(self._report, encoding="utf-8") as file:
                 message = json.load(file)["message"]
             return {**message["extraInfo"], "message": message["message"]}
         except (OSError, ValueError, KeyError, TypeError):

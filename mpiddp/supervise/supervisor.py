@@ -133,7 +133,7 @@ class Supervisor:
         if may_start_again and self._wait_for_controller() and attempt.kind != ReportKind.ERROR:
             attempt = attempt._replace(silent=tuple(dict.fromkeys((*attempt.silent, *self._find_silent(nodes)))))
         if attempt.status and plan.error_file and os.path.exists(report):
-            write_file(plan.error_file, Path(report).read_text())
+            write_file(plan.error_file, Path(report).read_text(encoding="utf-8"))
         after = read_checkpoint_state(plan.progress_file)
         return attempt._replace(has_progressed=after != before if after else None)
 
@@ -248,8 +248,8 @@ class AttemptCounter:
         self.requeues = 0 if has_progressed else self.requeues + 1
         if self._folder:
             with contextlib.suppress(OSError):
-                Path(self._folder, FRUITLESS_FILE).write_text(str(self.fruitless))
-                Path(self._folder, REQUEUES_FILE).write_text(str(self.requeues))
+                Path(self._folder, FRUITLESS_FILE).write_text(str(self.fruitless), encoding="utf-8")
+                Path(self._folder, REQUEUES_FILE).write_text(str(self.requeues), encoding="utf-8")
 
     def forget(self) -> None:
         """Remove the numbers: a job that succeeded is not requeued."""

@@ -80,7 +80,8 @@ class Launcher(NamedTuple):
     Tasks: `is_task` tells whether a process is in a task of this launcher; without it, a launcher that runs in each of
     its tasks is not refused. If it `carries` other launchers' daemons, these are tasks, too, and `in_task` of the inner
     launcher tells the two cases apart (None: it is never looked at). `terminal` is set if the first task alone has a
-    terminal.
+    terminal. `stdin_option`: of its ranks only the first has a stdin on which something comes, or its end, unless the
+    command line of the ranks' parent has this option; empty if others read the end at once, or the same input.
 
     Interfaces: `own` are those to MPI (mpi_libraries.py) that it offers, `options` the options by which a user asks for
     them; `interface` writes such an option with {} for its value, which the variable `asked` holds, and
@@ -127,6 +128,7 @@ class Launcher(NamedTuple):
     carries: bool = False
     in_task: Callable[[Environ], bool] | None = None
     terminal: str = ""
+    stdin_option: str = ""
 
     own: frozenset[str] = ALL_INTERFACES
     options: Mapping[str, str] = {}
@@ -288,6 +290,7 @@ HYDRA = Launcher(
     "MPICH's or Intel MPI's mpiexec", ("PMI_RANK",), ("PMI_SIZE",), (HYDRA_VARIABLE,),
     ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
     marks=(HYDRA_VARIABLE,), alone=always, in_task=is_hydra_in_step, own=frozenset({PMI}), library=MPICH,
+    stdin_option="--stdin",  # Intel's daemon gets it for mpiexec -s
     hides_always=("PMIX_",),  # MPICH gives up if it finds srun's PMIx beside its own mpiexec
     command="mpiexec", program=MPI_PROGRAM, counts=MPI_COUNTS, per_node=("-ppn", "--ppn", "-perhost"),
     chooses=MPI_NODES, values=MPI_VALUES, flags=MPI_FLAGS, step_options=hydra_options, is_mpiexec=True,

@@ -118,7 +118,7 @@ class Scheduler(NamedTuple):
 def count_pbs_slots(environ: Environ) -> int:
     """Return the number of lines of the file PBS_NODEFILE: one for each MPI process that was asked for (mpiprocs)."""
     try:
-        with open(environ.get("PBS_NODEFILE", ""), errors="replace") as file:
+        with open(environ.get("PBS_NODEFILE", ""), encoding="utf-8", errors="replace") as file:
             return len(file.read().split())
     except OSError:
         return 0

@@ -73,16 +73,16 @@ def sample_process(pid: int) -> ProcSample | None:
     except OSError:
         return None
     wchan, ran_ns, waited_ns, turns, moved_bytes, unseen = "", 0, 0, 0, 0, ""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan", encoding="utf-8") as file:
         wchan = file.read()
     try:
-        with open(f"/proc/{pid}/io") as file:
+        with open(f"/proc/{pid}/io", encoding="utf-8") as file:
             moved_bytes = sum(int(value) for name, value in (line.split(":") for line in file) if name in IO_COUNTERS)
     except OSError as error:
         if fields[STATE] not in "ZX" and os.path.exists(f"/proc/{pid}"):
             unseen = f"/proc/{pid}/io cannot be read ({error.strerror})"
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/schedstat") as file:  # last (sched-stats.rst)
-        ran_ns, waited_ns, turns = map(int, file.read().split())
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/schedstat", "rb") as stats:  # (sched-stats.rst)
+        ran_ns, waited_ns, turns = map(int, stats.read().split())
     busy_s = sum(map(int, fields[USER:CHILDREN_SYSTEM + 1])) / os.sysconf("SC_CLK_TCK")
     main_s = (ran_ns + waited_ns) / 1e9 or busy_s
     minor, major = (int(fields[field]) + int(fields[field + 1]) for field in (MINOR, MAJOR))  # and of ended children
@@ -109,7 +109,7 @@ def list_descendants(pid: int) -> list[int]:
         with contextlib.suppress(OSError):
             parent = queue.pop(0)
             for thread in os.listdir(f"/proc/{parent}/task"):
-                with contextlib.suppress(OSError), open(f"/proc/{parent}/task/{thread}/children") as file:
+                with contextlib.suppress(OSError), open(f"/proc/{parent}/task/{thread}/children", "rb") as file:
                     queue += (children := list(map(int, file.read().split())))
                     descendants += children
     return descendants

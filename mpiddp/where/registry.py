@@ -74,7 +74,8 @@ def write_endpoint(endpoint: JobEndpoint) -> None:
         remove_file(new)
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            with open(open_checked(new, flags, partial(find_risk, job_folder=True), 0o700, 0o600), "w") as file:
+            descriptor = open_checked(new, flags, partial(find_risk, job_folder=True), 0o700, 0o600)
+            with open(descriptor, "w", encoding="utf-8") as file:
                 json.dump(endpoint._asdict(), file)
             os.rename(new, path)
         finally:
@@ -101,7 +102,7 @@ def read_endpoints() -> dict[str, JobEndpoint]:
     for name in names:
         with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
             path = os.path.join(registry_folder(), name)
-            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
+            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="utf-8") as file:
                 status = os.fstat(file.fileno())
                 if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and name.endswith(".json"):
                     endpoint = parse_endpoint(json.loads(file.read(MAX_FILE_BYTES)))

@@ -45,7 +45,7 @@ def rank_kind(device: torch.device, threads: int) -> str:
 
 def processor_model() -> str:
     """Return the model of this machine's processor, or its architecture if unknown."""
-    with suppress(OSError), open("/proc/cpuinfo") as file:
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
             if line.startswith("model name"):
                 return " ".join(line.partition(":")[2].split()) or platform.machine()
