@@ -80,8 +80,9 @@ def test_a_rank_that_is_late_for_the_scripts_group(quick: Mpi, tmp_path: Path) -
     assert "  where    late.py:4 <module>" in done.stderr
 
 
-BATCH_SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "4",
-                "SLURM_NPROCS": "4"}  # what each rank of an mpirun in a batch script inherits
+# What each rank of an mpirun in a batch script inherits.
+BATCH_SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
+                "SLURM_NTASKS": "4", "SLURM_NPROCS": "4"}
 ASKS_SLURM = """\
 import os, torch, torch.distributed as dist
 if "SLURM_PROCID" in os.environ:
