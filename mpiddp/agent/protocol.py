@@ -23,7 +23,7 @@ from ..where.protocol import (
 class WatchedRank(NamedTuple):
     """The rank of an agent, as known before the fork.
 
-    Printed lines call it `name`. The agent of the rank that is `first_on_node` prints what concerns the whole node.
+    Printed lines call it `name`. `may_hang` says what may keep it in MPI_Init, empty if nothing is known. The agent of the rank that is `first_on_node` prints what concerns the whole node.
     `step` is the Slurm step of the job's ranks, None if there is none; it is cancelled if nothing else ends them.
     `hosts` returns the hosts to probe while the rank waits in MPI_Init, none on most ranks. `by_srun`: srun itself
     started the rank. Its start may take `timeout_s`. `step_daemon` is the process id of the rank's slurmstepd, 0 for
@@ -49,6 +49,7 @@ class WatchedRank(NamedTuple):
     stall_abort: bool = False
     blocked_timeout_s: float = BLOCKED_EXIT_TIMEOUT_S
     exit_timeout_s: float = 0.0
+    may_hang: str = ""
 
 
 # A rank to its agent
