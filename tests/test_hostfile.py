@@ -1,4 +1,4 @@
-"""Jobs on the hosts of a file, without a scheduler: launchers start their daemons by ssh, in the environment of a login."""
+"""Jobs on the hosts of a file, without a scheduler: daemons start by ssh, as in a login."""
 
 from __future__ import annotations
 
@@ -52,7 +52,16 @@ def run(mpi: Mpi, *command: str, **variables: str) -> Done:
     hosts.write_text(f"localhost{slots}\nfar{slots}\n")
     options = OPTIONS[mpi.name].format(agent=agent, hosts=hosts).split()
     return processes.run(str(mpi.mpiexec), *options, *command, timeout=DEADLINE_S, cwd=ROOT,
-                         env={**single_node_environ(mpi), **ON_LOOPBACK, **variables})
+                         env={**single_node_environ(mpi), **ON_LOOPBACK, "MPIDDP_INTERFACE": find_interface(),
+                              **variables})
+
+
+def find_interface() -> str:
+    """Return the interface of the default route: others come and go with the cluster of other tests."""
+    routes = [line.split() for line in Path("/proc/net/route").read_text().splitlines()]
+    names = [name for name, destination, *_ in routes if destination == "00000000"]
+    need([] if names else ["a default route"])
+    return names[0]
 
 
 @pytest.mark.parametrize(("mpi", "options"), first_of([

@@ -107,8 +107,8 @@ def test_a_script_that_asks_slurm_first(mpi: Mpi, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "name", "fields"), [
-    ("rank=0, world_size=2", "duplicate_rank", {"first": 0, "second": 1, "rank": 0, "ranks": 2}),
-    ("world_size=3, rank=dist.get_rank()", "too_many_ranks", {"asked": 3, "ranks": 2}),
+    ("rank=0, world_size=2", "launch/duplicate_rank", {"first": 0, "second": 1, "rank": 0, "ranks": 2}),
+    ("world_size=3, rank=dist.get_rank()", "launch/too_many_ranks", {"asked": 3, "ranks": 2}),
 ])
 def test_ranks_of_which_no_group_can_be_made(
     quick: Mpi, tmp_path: Path, ranks: str, name: str, fields: dict[str, int]
@@ -118,7 +118,7 @@ def test_ranks_of_which_no_group_can_be_made(
         f"import torch.distributed as dist\ndist.init_process_group('gloo', {ranks})\ndist.barrier()\n")
     done = check(mpiexec(quick, 2, script), 1)
     (report,) = find("launch/failed_rank", done.stderr)
-    assert report["cause"] == f"ValueError: {message(f'launch/{name}', **fields)}"
+    assert report["cause"] == f"ValueError: {message(name, **fields)}"
     assert "  where    " + str(script) in done.stderr
 
 

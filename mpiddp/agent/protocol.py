@@ -23,7 +23,7 @@ from ..where.protocol import (
 class WatchedRank(NamedTuple):
     """The rank of an agent, as known before the fork.
 
-    Printed lines call it `name`. `may_hang` says what may keep it in MPI_Init, empty if nothing is known. The agent of the rank that is `first_on_node` prints what concerns the whole node.
+    Printed lines call it `name`. The agent of the rank that is `first_on_node` prints what concerns the whole node.
     `step` is the Slurm step of the job's ranks, None if there is none; it is cancelled if nothing else ends them.
     `hosts` returns the hosts to probe while the rank waits in MPI_Init, none on most ranks. `by_srun`: srun itself
     started the rank. Its start may take `timeout_s`. `step_daemon` is the process id of the rank's slurmstepd, 0 for
@@ -32,7 +32,8 @@ class WatchedRank(NamedTuple):
     `kill_delay_s` after a SIGTERM, shortly before the launcher kills the agent; 0 for never. If no rank has moved for
     `stall_s`, the coordinator prints that, and ends the job if `stall_abort`; 0 for never. It ends a job in which ranks
     have waited `blocked_timeout_s` in vain for a rank that has finished its script, and after `exit_timeout_s` any job
-    in which a rank has finished and others have not; 0 for never.
+    in which a rank has finished and others have not; 0 for never. `may_hang` says what may keep the rank in MPI_Init,
+    empty if nothing is known.
     """
 
     name: str
