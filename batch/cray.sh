@@ -28,5 +28,6 @@ if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 # export NCCL_NET="AWS Libfabric"     # CSCS, ALCF: fail instead of using TCP; not for a single node (OLCF)
 # export MIOPEN_USER_DB_PATH="/tmp/miopen-$SLURM_JOB_ID" MIOPEN_CUSTOM_CACHE_DIR="/tmp/miopen-$SLURM_JOB_ID"  # OLCF, LUMI: prevents errors on a shared disk
 # export TRITON_HOME=/dev/shm CUDA_CACHE_DISABLE=1  # CSCS: prevents many small files on Lustre; not in its Container Engine
+export PMI_MMAP_SYNC_WAIT_TIME=600  # ranks that start late: Cray's PMI gives up after 180 s
 export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1 SLURM_STEP_KILLED_MSG_NODE_ID=-1  # fewer lines after mpiddp's report
 eval "exec srun --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"

@@ -22,5 +22,6 @@ COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 cd "$PBS_O_WORKDIR" || exit 1
 if [ -n "$MODULES" ]; then module load $MODULES || exit 1; fi  # no purge: mpiexec comes from a module
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
+export PMI_MMAP_SYNC_WAIT_TIME=600  # ranks that start late: Cray's PMI gives up after 180 s
 nodes=$(sort -u "$PBS_NODEFILE" | wc -l)
 eval "exec mpiexec -n $((nodes * TASKS)) --ppn $TASKS --cpu-bind none $COMMAND"  # mpiddp divides a node's cores

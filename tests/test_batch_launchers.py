@@ -138,9 +138,9 @@ def test_what_cray_sites_advise_is_shell_code(srun: str, tmp_path: Path) -> None
     script.write_text(text)
     told = check(run(tmp_path, "bash", str(script), PATH=srun, SLURM_CPUS_PER_TASK="4", SLURM_JOB_ID="7")).stdout
     assert lines == 4
-    assert {"MPICH_GPU_SUPPORT_ENABLED=0", "NCCL_NET=AWS Libfabric", "MIOPEN_USER_DB_PATH=/tmp/miopen-7",
-            "MIOPEN_CUSTOM_CACHE_DIR=/tmp/miopen-7", "TRITON_HOME=/dev/shm", "CUDA_CACHE_DISABLE=1",
-            } <= set(told.splitlines())
+    assert {"PMI_MMAP_SYNC_WAIT_TIME=600", "MPICH_GPU_SUPPORT_ENABLED=0", "NCCL_NET=AWS Libfabric",
+            "MIOPEN_USER_DB_PATH=/tmp/miopen-7", "MIOPEN_CUSTOM_CACHE_DIR=/tmp/miopen-7", "TRITON_HOME=/dev/shm",
+            "CUDA_CACHE_DISABLE=1"} <= set(told.splitlines())
 
 
 @pytest.mark.process

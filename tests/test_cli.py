@@ -90,6 +90,8 @@ def test_a_variable_that_no_option_has_is_noted() -> None:
         (["--nproc-per-node", "2", "t.py"], "--nproc-per-node"), (["-n", "2", "t.py"], "-n"),
         (["--quiet", "--nproc_per_node=2", "t.py"], "--nproc_per_node=2"))),
     (["--log-dri", "x", "t.py"], {}, message("launch/similar_option", option="--log-dri", similar="--log-dir")),
+    (["--pass-local-rank", "--local_rank", "t.py"], {}, message(
+        "launch/local_rank_wants_equals", option="--local_rank")),
     (["--master-port=29500", "t.py"], {}, message("launch/address_and_port_are_chosen")),
     (["--rdzv_endpoint=a:1", "--tee", "3", "t.py"], {}, message("launch/address_and_port_are_chosen")),
     *(([option, value, "t.py"], {}, message("launch/seconds_out_of_range", value=value)) for option, value in (

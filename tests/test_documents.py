@@ -111,6 +111,8 @@ RUN_BY = {
     "tests/gpu/run --table table.md": ("tests/test_gpu_run.py::test_a_python_without_torch", "tests/gpu/run"),
     **dict.fromkeys(("pip install .", "pip install '.[examples]'", "pip install '.[mpich]'", FIRST), (
         "tests/test_readme.py::test_the_first_command_trains", "FIRST")),
+    "mpirun --hostfile hosts -x PATH python -m mpiddp train.py": (
+        "tests/test_hostfile.py::test_hosts_of_a_file", '"-x", "PATH"'),
     **dict.fromkeys(("mpirun -n 2 mpiddp train.py", "pip uninstall mpiddp"), (
         "tests/test_readme.py::test_the_first_command_trains", 'mpiexec -n 2 mpiddp')),
     "python -m tests.left_out": (

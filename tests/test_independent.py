@@ -38,16 +38,22 @@ data = torch.utils.data.TensorDataset(torch.ones(100, 1))
 lightning.Trainer(max_epochs=-1, logger=False, enable_checkpointing=False, enable_progress_bar=False).fit(
     Line(), torch.utils.data.DataLoader(data))
 """
+# The bar's line has no end, and the number of ranks does not tell a rank which one it is.
+BAR = PLAIN.replace("while True:", """import os, sys
+print(os.environ["LOCAL_WORLD_SIZE"])
+while True:
+    sys.stderr.write("\\r 50% of the epoch")
+    sys.stderr.flush()""")
 ACCELERATE = PLAIN.replace(
     "while", "import accelerate\nmodel = accelerate.Accelerator().prepare(model)\nrank = 'a word'\nwhile")
 
 
 @pytest.mark.parametrize(("code", "env", "advice"), [
-    (PLAIN, {}, ""),
+    (PLAIN, {}, ""), (BAR, {}, ""),
     pytest.param(LIGHTNING, {}, message("launch/lightning_advice"), marks=pytest.mark.thorough),
     pytest.param(ACCELERATE, {"ACCELERATE_USE_CPU": "false"}, message("launch/accelerate_advice"),
                  marks=pytest.mark.thorough),
-], ids=["plain", "lightning", "accelerate"])
+], ids=["plain", "bar", "lightning", "accelerate"])
 def test_ranks_that_train_alone_are_told_while_they_do(
     quick: Mpi, tmp_path: Path, code: str, env: dict[str, str], advice: str
 ) -> None:
@@ -89,6 +95,7 @@ def test_ranks_that_have_trained_alone_for_a_moment_are_told_at_the_end(quick: M
     ("import torch", False, False), ("import lightning", True, False), ("import accelerate", True, False),
     ("import transformers", True, False), ("print(os.environ['RANK'])", True, True), ("import deepspeed", True, True),
     ("import torch.distributed as dist", True, True),
+    ("print(os.environ['LOCAL_WORLD_SIZE'])", False, False),
 ])
 def test_what_a_script_may_know(
     monkeypatch: pytest.MonkeyPatch, code: str, at_end: bool, in_training: bool

@@ -14,6 +14,7 @@ from mpiddp.discovery.devices import DeviceFacts
 from mpiddp.discovery.gpus import Gpu
 from mpiddp.discovery.host import HostFacts, Interface
 from mpiddp.discovery.script import ScriptFacts
+from mpiddp.options.parser import parse_output_filter
 from mpiddp.planning import gpus, job, network, problems
 from mpiddp.planning.environment import Endpoint
 from tests.messages import find, message
@@ -149,8 +150,13 @@ def test_options_that_ranks_have_to_have_alike() -> None:
     assert "MPIDDP_SITE=" in caught.value.do
     problems.check_options([profile, profile._replace(site_options={"stall": "5"})])
     assert LaunchConfig().job_wide_options() == {}
-    assert LaunchConfig(log_dir="/a", port=29500, prefix=True, init=False).job_wide_options() == {
+    assert LaunchConfig(log_dir="/a", port=29500, stall_s=9, init=False).job_wide_options() == {
         "init": "False", "log_dir": "set"}
+
+
+@pytest.mark.parametrize("text", ["none", "fold", "0,12,local-1"])
+def test_the_ranks_that_are_shown_are_the_same_on_all_ranks(text: str) -> None:
+    assert LaunchConfig(output_filter=parse_output_filter(text)).job_wide_options() == {"show": text}
 
 
 @pytest.mark.parametrize(("ours", "arguments", "ranks", "warned"), [

@@ -9,9 +9,10 @@ import pytest
 
 from tests import processes
 from tests.cluster import Cluster
-from tests.messages import find
+from tests.messages import find, message
 from tests.support import (
     EXAMPLES,
+    MPICH_FIRST,
     MPIS,
     PROGRAMS,
     ROOT,
@@ -77,6 +78,48 @@ def test_a_rank_that_is_late_for_the_scripts_group(quick: Mpi, tmp_path: Path) -
     (late,) = find("launch/late_rank", report["cause"], ranks="rank 0")
     assert "timeout" in late["cause"]
     assert "  where    late.py:4 <module>" in done.stderr
+
+
+# What each rank of an mpirun in a batch script inherits.
+BATCH_SCRIPT = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
+                "SLURM_NTASKS": "4", "SLURM_NPROCS": "4"}
+ASKS_SLURM = """\
+import os, torch, torch.distributed as dist
+if "SLURM_PROCID" in os.environ:
+    os.environ.update(RANK=os.environ["SLURM_PROCID"], WORLD_SIZE=os.environ["SLURM_NTASKS"],
+                      LOCAL_RANK=os.environ["SLURM_LOCALID"], MASTER_ADDR="localhost", MASTER_PORT="29500")
+dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+total = torch.ones(1)
+dist.all_reduce(total)
+print(*(os.environ[name] for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NPROCS")), int(total))
+"""
+
+
+@pytest.mark.parametrize("mpi", MPICH_FIRST)
+def test_a_script_that_asks_slurm_first(mpi: Mpi, tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text(ASKS_SLURM)
+    done = check(mpiexec(mpi, 2, script, env=BATCH_SCRIPT))
+    assert sorted(done.stdout.splitlines()) == ["0 0 0 2 2", "1 1 0 2 2"]
+    assert noise(done) == []
+    done = check(mpiexec(mpi, 2, "--explain=1", env=BATCH_SCRIPT))
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("RANK=1 "))
+    assert message("launch/corrected_variable", variable="SLURM_PROCID", former=0) in line
+
+
+@pytest.mark.parametrize(("ranks", "name", "fields"), [
+    ("rank=0, world_size=2", "launch/duplicate_rank", {"first": 0, "second": 1, "rank": 0, "ranks": 2}),
+    ("world_size=3, rank=dist.get_rank()", "launch/too_many_ranks", {"asked": 3, "ranks": 2}),
+])
+def test_ranks_of_which_no_group_can_be_made(
+    quick: Mpi, tmp_path: Path, ranks: str, name: str, fields: dict[str, int]
+) -> None:
+    """Torch would wait for its timeout, and blame the store."""
+    (script := tmp_path / "train.py").write_text(
+        f"import torch.distributed as dist\ndist.init_process_group('gloo', {ranks})\ndist.barrier()\n")
+    done = check(mpiexec(quick, 2, script), 1)
+    (report,) = find("launch/failed_rank", done.stderr)
+    assert report["cause"] == f"ValueError: {message(name, **fields)}"
+    assert "  where    " + str(script) in done.stderr
 
 
 def test_no_init_leaves_it_to_the_script(quick: Mpi) -> None:

@@ -11,7 +11,7 @@ import pytest
 from mpiddp.base.config import Script
 from mpiddp.discovery.script import has_should_stop, read_script_facts
 from tests import processes
-from tests.messages import find
+from tests.messages import find, message
 from tests.support import (
     DEADLINE_S,
     PROGRAMS,
@@ -155,6 +155,20 @@ def test_what_a_script_imports_may_know_of_ranks(quick: Mpi, tmp_path: Path) -> 
     done = check(mpiexec(quick, 2, "-m", "entry", env=on_path(tmp_path)))
     assert sorted(done.stdout.split()) == ["0", "1"]
     assert "independent-ranks" not in done.stderr
+
+
+@pytest.mark.parametrize(("option", "own", "is_named"), [
+    ("--log_dir=logs", "--epochs", True), ("--show", "--show-images", True), ("--show", "--show", False)])
+def test_an_option_of_ours_behind_the_script(
+    quick: Mpi, tmp_path: Path, option: str, own: str, is_named: bool
+) -> None:
+    (script := tmp_path / "train.py").write_text(
+        f"import argparse\nparser = argparse.ArgumentParser(allow_abbrev=False)\nparser.add_argument('{own}')\n"
+        "parser.parse_args()\n")
+    done = check(mpiexec(quick, 2, script, option), 2)
+    (report,) = find("launch/failed_rank", done.stderr)
+    words = message("launch/option_behind_script", option=option.partition("=")[0].replace("_", "-"))
+    assert report["cause"].endswith(words) == is_named
 
 
 def test_each_rank_may_have_a_script_of_its_own(quick: Mpi, tmp_path: Path) -> None:

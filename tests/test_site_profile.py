@@ -395,6 +395,8 @@ def test_the_profiles_of_centres_are_right(name: str, tmp_path: Path, capfd: pyt
     profile = read_profile(str(path))
     assert profile.contact and profile.link and profile.launch_line
     assert all(name in out for name in (*profile.variables, *profile.caches))
+    if name != "aurora":  # there PALS offers PMIx
+        assert profile.variables["PMI_MMAP_SYNC_WAIT_TIME"].value == "600"
 
 
 def test_the_doctor_lists_all_that_is_wrong_with_a_profile(file: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -52,6 +52,7 @@ from mpiddp.agent.timeouts import (
 )
 from mpiddp.agent.watcher import Ending, Failing, Leaving, Over, Watcher, Working
 from mpiddp.failure.root_cause import Report, ReportKind, RootCause
+from mpiddp.systems.launchers import describe_hang
 from mpiddp.systems.statuses import EXIT_CANNOT_START
 from mpiddp.where.protocol import SnapshotRequest
 from tests.messages import message
@@ -481,6 +482,19 @@ def test_a_wait_in_mpi_init_is_reported_however_late_it_begins() -> None:
     (probe,) = rank.handle(events.Due("warn"), 1.2 * CONFIG.timeout_s)
     assert isinstance(probe, events.ProbeHosts)
     assert f"has waited {CONFIG.timeout_s / 4:.0f} s in MPI_Init" in probe.line
+
+
+@pytest.mark.parametrize(("environ", "is_known"), [
+    ({"SLURM_STEP_ID": "0", "PMIX_VERSION": "5.0.9"}, True), ({"SLURM_STEP_ID": "0", "PMIX_VERSION": "5.0.7"}, False),
+    ({"PMIX_VERSION": "5.0.9"}, False)])
+def test_a_version_of_pmix_that_hangs_under_srun(environ: dict[str, str], is_known: bool) -> None:
+    may_hang = describe_hang(environ)
+    assert may_hang == message("launch/pmix_may_hang", version="5.0.9") * is_known
+    rank = Watcher(CONFIG._replace(first_on_node=True, may_hang=may_hang), 0.0)
+    rank.handle(events.FromRank(Stage("MPI_Init")), 1.0)
+    (probe,) = rank.handle(events.Due("warn"), 0.5 * CONFIG.timeout_s)
+    assert isinstance(probe, events.ProbeHosts)
+    assert probe.line.endswith(f"; {may_hang}" if is_known else "have called it")
     assert events.CancelTimer("warn") in rank.handle(events.FromRank(Stage("roll call")), 1.3 * CONFIG.timeout_s)
 
 

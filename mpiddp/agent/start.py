@@ -16,6 +16,7 @@ from ..base.termination import flush_python
 from ..discovery import launchers, runtime, schedulers
 from ..ipc.channel import Channel
 from ..output.redirect import is_forwarded, open_closed_streams, redirect_streams
+from ..systems.launchers import describe_hang
 from ..where import progress  # noqa: F401 (its page is shared by the rank and its agent)
 from ..where.protocol import InspectFds
 from . import client, protocol
@@ -49,6 +50,7 @@ def make_agent_config(config: LaunchConfig, started_by: launchers.LaunchFacts | 
         stall_abort=config.stall_abort,
         blocked_timeout_s=config.exit_timeout_s or BLOCKED_EXIT_TIMEOUT_S,
         exit_timeout_s=config.exit_timeout_s or 0.0,
+        may_hang=describe_hang(os.environ),
     )
 
 

@@ -81,8 +81,9 @@ class StartupTimeout:
         """Print that the rank waits in MPI_Init, once per node."""
         if not self._config.first_on_node:
             return []
+        hint = f"; {self._config.may_hang}" if self._config.may_hang else ""
         return [events.ProbeHosts(f"mpiddp: {self._config.name} has waited {self._mpi_warning_s:.0f} s in MPI_Init, "
-                                  "which returns when all ranks of the job have called it",
+                                  f"which returns when all ranks of the job have called it{hint}",
                                   min(PROBE_HOSTS_TIMEOUT_S, self._mpi_warning_s))]
 
     def _time_out(self, waited_s: float) -> list[events.AgentAction]:

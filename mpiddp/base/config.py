@@ -83,6 +83,10 @@ class OutputFilter(NamedTuple):
     local_ranks: frozenset[int] = frozenset()
     folded: bool = False
 
+    def __str__(self) -> str:
+        names = (*map(str, sorted(self.ranks)), *(f"local-{rank}" for rank in sorted(self.local_ranks)))
+        return "fold" if self.folded else "all" if self.all_ranks else ",".join(names) or "none"
+
     def has(self, rank: int, local_rank: int) -> bool:
         """Return whether a rank's output is shown."""
         return self.all_ranks or rank in self.ranks or local_rank in self.local_ranks
@@ -142,10 +146,11 @@ class LaunchConfig(NamedTuple):
         """Return the options on which all ranks must agree, those that are not at their defaults."""
         options = {name: str(value) for name in JOB_WIDE_FIELDS
                    if (value := getattr(self, name)) != self._field_defaults[name]}
-        options |= {"show": "fold"} if self.output_filter.folded else {}
+        options |= {"show": str(self.output_filter)} if self.output_filter != OutputFilter() else {}
         return options | {name: "set" for name in ("log_dir", "trace_file") if getattr(self, name)}
 
 
-# Each rank acts on these: with different values ranks would wait for each other for ever. Others concern one rank.
+# Each rank acts on these: with different values ranks would wait for each other for ever, or do only in part what the
+# user wants, as if a variable reached the launcher's own node alone. Others concern one rank, or rank 0's counts.
 JOB_WIDE_FIELDS = ("backend", "device", "init", "startup_timeout_s", "exit_timeout_s", "group_timeout", "explain",
-                   "virtual_local_rank", "check", "stage")
+                   "virtual_local_rank", "check", "stage", "prefix", "stop_before_s")

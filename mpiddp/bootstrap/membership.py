@@ -14,8 +14,8 @@ from ..base.config import LaunchConfig
 from ..base.errors import LocalLaunchError
 from ..base.ranks import JobEnv, LogPlan, RankIdentity, RankPosition
 from ..base.text import memory_advice
-from ..discovery import devices, host, runtime, schedulers
-from ..planning.environment import Endpoint, accelerate_env, explain_env, interface_env, script_env
+from ..discovery import devices, host, launchers, runtime, schedulers
+from ..planning.environment import Endpoint, accelerate_env, correct_inherited, explain_env, interface_env, script_env
 from ..planning.job import Placement, PostTorchPlan
 from ..planning.network import check_store_reached
 from . import site
@@ -43,8 +43,11 @@ def join_job(
     """
     endpoint = plan.endpoint
     missing = interface_env(plan.interface, plan.sockets) | accelerate_env(plan.device, place.world_size)
-    saved = saved | set_missing_env(missing) | set_env(
-        script_env(place, endpoint, config.virtual_local_rank, runtime.count_restarts(os.environ)))
+    own = script_env(place, endpoint, config.virtual_local_rank, runtime.count_restarts(os.environ))
+    started_by = launchers.read_launch_facts(os.environ)
+    if started_by is None or not started_by.by_srun:
+        own |= correct_inherited(own, os.environ)
+    saved = saved | set_missing_env(missing) | set_env(own)
     environment = JobEnv(*place, master_addr=endpoint.address, master_port=endpoint.port, backend=plan.backend,
                          device=torch.device(plan.device))
     log = open_log(rendezvous, place, config, endpoint.run_id) if config.log_dir else LogPlan()

@@ -63,8 +63,10 @@ class GroupMaker:
 
         @functools.wraps(original)
         def init_process_group(*arguments: Any, **keywords: Any) -> None:
+            request = self._bind_arguments(*arguments, **keywords)
+            self._check_ranks(request)
             if not self.claim(*arguments, **keywords):
-                self._create_as_requested(self._bind_arguments(*arguments, **keywords))
+                self._create_as_requested(request)
 
         for name, module in list(sys.modules.items()):
             if name.startswith("torch.distributed") and getattr(module, "init_process_group", None) is original:
@@ -111,6 +113,22 @@ class GroupMaker:
         call.apply_defaults()
         return call.arguments
 
+    def _check_ranks(self, request: dict[str, Any]) -> None:
+        """Raise ValueError if a group of the job's ranks cannot become complete: others would wait for its timeout."""
+        if (dist.is_initialized() and not self.unclaimed) or not self._uses_our_store(request):
+            return
+        env, (number, world_size) = self.environment, requested_ranks(request)
+        if number < 0:  # torch names the variable that is missing
+            return
+        advice = "leave out rank= and world_size=, and do not set RANK and WORLD_SIZE"
+        if world_size > env.world_size:
+            raise ValueError(f"init_process_group() is asked for {world_size} ranks, but the job has {env.world_size}: "
+                             f"{advice}")
+        first = self.keys.request(number, world_size, env.rank)
+        if first != env.rank:
+            raise ValueError(f"ranks {min(first, env.rank)} and {max(first, env.rank)} both call init_process_group() "
+                             f"as rank {number} of {world_size}: {advice}")
+
     def _create_as_requested(self, request: dict[str, Any]) -> None:
         if not dist.is_initialized() and self._uses_our_store(request):
             self._create_over_our_store(*requested_ranks(request), {**request, "init_method": None})
@@ -149,15 +167,15 @@ class GroupMaker:
     def _uses_our_store(self, request: dict[str, Any]) -> bool:
         """Return whether a script's request means the job's own store.
 
-        It does for env:// with our address, and for env:// with any other address if it wants all our ranks: an address
-        that a script sets instead of ours, such as localhost, is not meant to be kept.
+        It does for env:// with our address, and for env:// with any other address if it wants as many ranks as we have:
+        an address that a script sets instead of ours, such as localhost, is not meant to be kept.
         """
         env = self.environment
         ours = f"{env.master_addr}:{env.master_port}"
         if request["store"] is not None or str(request["backend"]).lower() in ("mpi", "fake"):
             return False
         if request["init_method"] in (None, "env://"):
-            wants_all = requested_ranks(request) == (env.rank, env.world_size)
+            wants_all = requested_ranks(request)[1] == env.world_size
             return wants_all or ours == f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         return request["init_method"] in (f"tcp://{ours}", f"tcp://{format_address(env.master_addr, env.master_port)}")
 

@@ -122,10 +122,16 @@ class KeySpaces:
     def __init__(self, store: dist.Store, token: str) -> None:
         self.job = dist.PrefixStore(token, store)
         self._uses: Counter[int] = Counter()
+        self._requests: Counter[int] = Counter()
 
     def elect(self, key: str, rank: int) -> int:
         """Return the rank that has called this first for a key."""
         return int(self.job.compare_set(key, "", str(rank)))
+
+    def request(self, number: int, world_size: int, rank: int) -> int:
+        """Return the rank that first requested to be `number` in the next group of `world_size` ranks."""
+        self._requests[world_size] += 1
+        return self.elect(f"request/{world_size}/{self._requests[world_size]}/{number}", rank)
 
     def fresh(self, world_size: int) -> dist.Store:
         """Return the store with an unused prefix, for a group of `world_size` ranks."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ..base.config import Script
 
 # A script with one of these words reads its rank, or uses a library that does.
-RANK_WORDS = (b"rank", b"world_size", b"procid", b"mpi4py", b"mpiddp", b"deepspeed", b"horovod", b"torch.distributed")
+RANK_WORDS = (b"rank", b"procid", b"mpi4py", b"mpiddp", b"deepspeed", b"horovod", b"torch.distributed")
 # These libraries use torch's group before the first step if they know of other ranks.
 GROUP_WORDS = (b"accelerat", b"lightning", b"transformers")
 # torch.distributed.launch's option for a script's local rank, in the code that parses it.
@@ -152,16 +152,22 @@ def has_should_stop(script: Script) -> bool:
 def has_rank_words(script: Script, has_trained: bool) -> bool:
     """Tell by the words in a script whether it may know that it is one of several ranks; True if it cannot be read.
 
-    The modules that it has imported from outside of installed packages are its own too. `has_trained`: it has made
-    steps without the group.
+    `has_trained`: it has made steps without the group. How many ranks there are does not tell a rank which one it is.
     """
-    words = RANK_WORDS if has_trained else RANK_WORDS + GROUP_WORDS
+    return has_match(script, b"|".join(map(re.escape, RANK_WORDS if has_trained else RANK_WORDS + GROUP_WORDS)))
+
+
+def has_match(script: Script, pattern: bytes) -> bool:
+    """Tell whether a script's text has a match of a pattern, in any case; True if it cannot be read.
+
+    The modules that it has imported from outside of installed packages are its own too.
+    """
     try:
         own = script.target.encode() if script.is_code else read_source(find_script_file(script))
         texts = [own, *map(read_source, list_user_modules())]
     except (ImportError, KeyError, OSError, ValueError):
         return True
-    return any(word in text.lower() for text in texts for word in words)
+    return any(re.search(pattern, text, re.IGNORECASE) for text in texts)
 
 
 def list_user_modules() -> list[str]:

@@ -34,6 +34,8 @@ FOREIGN_OPTION_HINTS = {
         f"to restart a failed job: python -m mpiddp.supervise --max-restarts 3 {MPIRUN.command} python -m mpiddp …",
     ("--tee", "--redirects", "--local-ranks-filter"):
         "use --log-dir to write each rank's output to a file, and --show to select the ranks to show",
+    ("--local-rank",): "to pass it to the script: --pass-local-rank, or with its spelling, after an equals sign: "
+                       "--pass-local-rank=--local_rank",
 }
 
 

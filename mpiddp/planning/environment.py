@@ -52,6 +52,15 @@ def script_env(place: RankPosition, endpoint: Endpoint, virtual: bool = False, r
     }
 
 
+def correct_inherited(own: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables in `environ` that a rank has inherited from a batch script, with the values of our `own`.
+
+    sbatch describes its script as task 0 on node 0 (man sbatch, "OUTPUT ENVIRONMENT VARIABLES"); a launcher other than
+    srun passes that to every rank, and many scripts ask for SLURM_PROCID before RANK.
+    """
+    return {name: own[row.name] for row in VARIABLES for name in row.inherited if name in environ}
+
+
 def explain_env(values: Mapping[str, str], former: Mapping[str, str | None], site: Mapping[str, str] = {}) -> str:
     """Return a line for each variable that mpiddp has set, or has left as the user set it, and the lines of `site`.
 
@@ -69,7 +78,8 @@ def explain_env(values: Mapping[str, str], former: Mapping[str, str | None], sit
         lost = [f"{name}={former[name]} in the environment"] if former.get(name) not in (None, values[name]) else []
         others = [other for other in list_same(variable) if other in values]
         lost += [f"{other}={values[other]}" for other in others if values[other] != values[name]]
-        agree = [other for other in others if values[other] == values[name]]
+        agree = [f"{other} (was {was})" if (was := former.get(other)) not in (None, values[name]) else other
+                 for other in others if values[other] == values[name]]
         line += f"; same as {', '.join(agree)}" if agree else ""
         lines.append(line + (f"; overrides {', '.join(lost)}" if lost else ""))
     return "\n".join([*lines, *site.values()])

@@ -18,10 +18,10 @@ from ..bootstrap.refusal import format_refusal, refuse_alone
 from ..discovery import schedulers
 from ..discovery.launchers import LaunchFacts
 from ..discovery.runtime import hostname
-from ..discovery.script import has_rank_words, has_should_stop
+from ..discovery.script import has_match, has_rank_words, has_should_stop
 from ..failure import exception
 from ..failure.root_cause import UNKNOWN_RANKS
-from ..systems.statuses import EXIT_REQUEUE
+from ..systems.statuses import EXIT_REQUEUE, EXIT_USAGE
 from . import script
 from .exec import hook_exec
 from .workers import protect_workers
@@ -200,7 +200,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
         if not status or (status == EXIT_REQUEUE and job.is_stopping()):
             job.status = status
             return status
-        return job.termination.fail_by_exception(error)
+        return job.termination.fail_by_exception(error, advise_on_options(config.script, status))
     except BaseException as error:
         return job.termination.fail_by_exception(error)
 
@@ -249,7 +249,8 @@ def warn_independent_ranks(job: RunningJob, config: LaunchConfig) -> None:
     job.has_warned_independent = True
     runs, uses = ("trains", "uses") if job.trained_s > TRAINING_S else ("ran", "used")
     words = f"each of the {job.membership.environment.world_size} ranks {runs} on its own"
-    warn([f"independent-ranks: {words}: the script {uses} neither the process group nor its rank{advice}"])
+    write_line(f"\nmpiddp: warning: independent-ranks: {words}: "  # a progress bar may have begun the line
+               f"the script {uses} neither the process group nor its rank{advice}")
 
 
 def advise_single_process() -> str:
@@ -261,6 +262,20 @@ def advise_single_process() -> str:
     if getattr(state, "_shared_state", {}).get("num_processes") == 1:
         return ACCELERATE_ADVICE
     return LIGHTNING_ADVICE if {"lightning", "pytorch_lightning"} & sys.modules.keys() else ""
+
+
+def advise_on_options(script: Script, status: int) -> str:
+    """Return advice if a script that has refused its arguments got an option of mpiddp's, of which it knows nothing."""
+    from ..options.table import FLAGS, OPTIONS
+
+    for argument in script.arguments if status == EXIT_USAGE else ():
+        option = argument.partition("=")[0].replace("_", "-")
+        name = option.removeprefix("--")
+        if option.startswith("--") and name in {*OPTIONS, *FLAGS}:
+            own = name.encode().replace(b"-", b"[-_]")
+            if not has_match(script, rb"(?<!\w)(?<!\w-)" + own + rb"(?![\w-])"):
+                return f"{option} is an option of mpiddp: put it before the script"
+    return ""
 
 
 def with_local_rank(script: Script, option: str) -> Script:

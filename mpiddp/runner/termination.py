@@ -106,9 +106,10 @@ class Termination:
         """Whether the job ends because of this rank's report."""
         return self._failed_status is not None
 
-    def fail_by_exception(self, error: BaseException) -> int:
+    def fail_by_exception(self, error: BaseException, advice: str = "") -> int:
         """End the job because the script raised; return the status with which this process has to end.
 
+        The report ends its cause with `advice`, if there is any.
         The script's sys.excepthook, threads and atexit functions have --abort-grace to end. A process that the script
         has forked only prints its exception.
         """
@@ -119,6 +120,7 @@ class Termination:
         for _ in range(MAX_REPORT_ATTEMPTS):
             with contextlib.suppress(BaseException):  # of a signal's handler: torch's raises when a worker has died
                 report = exception.make_report(error, self._member.rank, self._member.host)
+                report = report._replace(cause="; ".join(filter(None, (report.cause, advice))))
                 self.fail(report, functools.partial(self._print, error))
                 break
         if not self._has_printed:

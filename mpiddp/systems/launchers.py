@@ -191,6 +191,17 @@ def is_slurm_step(environ: Environ) -> bool:
     return environ.get("SLURM_STEP_ID", "").isdigit()
 
 
+def describe_hang(environ: Environ) -> str:
+    """Return what may keep the ranks of a Slurm step in MPI_Init for ever, empty for nothing known.
+
+    A PMIx server sets PMIX_VERSION for its clients. The error: github.com/openpmix/openpmix/issues/3645.
+    """
+    version = environ.get("PMIX_VERSION", "")
+    if not is_slurm_step(environ) or not version.startswith(("5.0.8", "5.0.9")):
+        return ""
+    return f"PMIx {version} may hang there with a Slurm older than 25.11"
+
+
 def is_slurm_step_with_interface(environ: Environ) -> bool:
     """Return whether srun started this process and offers it an interface.
 

@@ -14,7 +14,8 @@ class Variable(NamedTuple):
 
     `for_each_rank`: MPI alone knows its value, so mpiddp sets it whatever it was, and no site profile may set it.
     Scripts and recipes set those with `by_hand`; mpiddp warns of another value. `field` is the field of Launcher with
-    the launchers' variables for the same thing, and `others` are more of these.
+    the launchers' variables for the same thing, and `others` are more of these. Those in `inherited` describe a batch
+    script as a task of its own: in a rank that srun did not start, mpiddp sets them to the same value.
     """
 
     name: str
@@ -23,16 +24,19 @@ class Variable(NamedTuple):
     by_hand: bool = False
     field: str = ""
     others: tuple[str, ...] = ()
+    inherited: tuple[str, ...] = ()
 
 
 VARIABLES = (
-    Variable("RANK", "MPI (rank in the job)", by_hand=True, field="ranks"),
-    Variable("WORLD_SIZE", "MPI (size of the job)", by_hand=True, field="sizes", others=("SLURM_NTASKS",)),
-    Variable("LOCAL_RANK", MPI_SPLIT_SOURCE, by_hand=True, field="local_ranks"),
+    Variable("RANK", "MPI (rank in the job)", by_hand=True, field="ranks", inherited=("SLURM_PROCID",)),
+    Variable("WORLD_SIZE", "MPI (size of the job)", by_hand=True, field="sizes",
+             others=("SLURM_NTASKS", "SLURM_NPROCS"), inherited=("SLURM_NTASKS", "SLURM_NPROCS")),
+    Variable("LOCAL_RANK", MPI_SPLIT_SOURCE, by_hand=True, field="local_ranks", inherited=("SLURM_LOCALID",)),
     Variable("LOCAL_WORLD_SIZE", MPI_SPLIT_SOURCE, by_hand=True, field="local_sizes",
              others=("SLURM_NTASKS_PER_NODE",)),
     Variable("GROUP_RANK", MPI_SPLIT_SOURCE),
-    Variable("NODE_RANK", MPI_SPLIT_SOURCE, by_hand=True, field="node_ranks"),  # Lightning and others read it
+    Variable("NODE_RANK", MPI_SPLIT_SOURCE, by_hand=True, field="node_ranks",  # Lightning and others read it
+             inherited=("SLURM_NODEID",)),
     Variable("GROUP_WORLD_SIZE", MPI_SPLIT_SOURCE, field="nodes", others=("SLURM_NNODES",)),
     Variable("ROLE_NAME", "constant"),
     Variable("ROLE_RANK", "RANK"),
