@@ -371,7 +371,7 @@ def test_srun_without_mpi(cluster: Cluster, folder: Path) -> None:
     assert "mpiddp: cannot start: no-pmix" in done.output
 
 
-NO_RECIPE = ("cray.sh", "flux.sh", "jsrun.sh", "pals.sh", "pbs.sh")  # the project did not begin with one
+NO_RECIPE = ("cray.sh", "flux.sh", "jsrun.sh", "pals.sh", "pbs.sh", "sge.sh")  # the project did not begin with one
 
 
 def test_every_script_is_short_and_told_of() -> None:
@@ -379,7 +379,7 @@ def test_every_script_is_short_and_told_of() -> None:
     for script in BATCH.glob("*.sh"):
         assert f"| `{script.name}` |" in told
         lines = [line for line in script.read_text().splitlines()
-                 if re.match(r"\s*(#(SBATCH|PBS|BSUB|flux: -)|[^\s#])", line)]
+                 if re.match(r"\s*(#(SBATCH|PBS|BSUB|\$|flux: -)|[^\s#])", line)]
         assert len(lines) <= 30
         assert f"| `{script.name}`, {len(lines)}" in told or script.name in NO_RECIPE
 

@@ -320,7 +320,7 @@ def test_what_a_report_says_of_devices() -> None:
 @pytest.mark.parametrize(("command", "error"), [
     *((("srun", option, *JOB), message("supervise/node_options", option=option, launcher="srun"))
       for option in ("-N2", "--nodelist=n1")),
-    *(((program, option, "n1", *JOB), message("supervise/node_options", option=option, launcher="Open MPI's mpirun"))
+    *(((program, option, "n1", *JOB), message("supervise/host_options", option=option, launcher="Open MPI's mpirun"))
       for program, option in (("mpirun", "-H"), ("mpiexec", "-hosts"))),
     (("mpirun", *JOB, ":", "-n", "1", "./a.out"), message("supervise/several_programs")),
     (("mpirun", "-n", "all", *JOB), message("supervise/ranks_not_positive", option="-n", value="all")),

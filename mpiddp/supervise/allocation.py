@@ -63,7 +63,7 @@ def find_allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
 def read_hostfile(path: str) -> Allocation:
     """Return the hosts in a file; each gets as many ranks as the smallest number of slots.
 
-    A line is one slot, or several: `n1 slots=2` (Open MPI), `n1:2` (MPICH).
+    A line is one slot, or several: `n1 slots=2` (Open MPI), `n1:2` (MPICH), `n1 2 …` (Grid Engine).
     """
     slots_of: Counter[str] = Counter()
     with open(open_for_reading(path)) as file:
@@ -71,7 +71,8 @@ def read_hostfile(path: str) -> Allocation:
             words = line.partition("#")[0].split()
             if words:
                 host, _, count = words[0].partition(":")
-                slots = next((word.partition("=")[2] for word in words[1:] if word.startswith("slots=")), count)
+                slots = next((word.removeprefix("slots=") for word in words[1:]
+                              if word.startswith("slots=") or word.isdecimal()), count)
                 slots_of.update([host] * (int(slots) if slots.isdecimal() else 1))
     return Allocation(tuple(slots_of), min(slots_of.values(), default=0))
 

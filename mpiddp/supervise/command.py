@@ -63,10 +63,7 @@ def parse_command(command: Sequence[str], version: str, is_program: Callable[[st
     begin = find_program(command, length, launcher.values, is_program)
     options = command[length:begin]
     rest, error_file, abort_grace = take_our_options(command[begin:])
-    for option in options:
-        if name_option(option, launcher) in launcher.chooses:
-            raise CommandError(f"remove {option}: mpiddp.supervise chooses the nodes for {launcher.name}; to set their "
-                               "number, give --nodes N before the command")
+    check_options(command[0], options, launcher)
     if not rest:
         raise CommandError(f"no program found after the launcher's options: {' '.join(command)}")
     if launcher.is_mpiexec and ":" in rest:
@@ -76,6 +73,21 @@ def parse_command(command: Sequence[str], version: str, is_program: Callable[[st
     options, tasks_per_node = take_number(options, launcher, launcher.per_node)
     return Command(launcher, tuple(command[:length]), tuple(options), rest, tasks, tasks_per_node, error_file,
                    abort_grace)
+
+
+def check_options(program: str, options: Sequence[str], launcher: Launcher) -> None:
+    """Raise CommandError if the launcher's options choose nodes."""
+    for position, option in enumerate(options):
+        name = name_option(option, launcher)
+        if name in launcher.hostfiles:
+            file = option[len(name):].removeprefix("=") or next(iter(options[position + 1:]), "FILE")
+            raise CommandError(f"move {option} before {program}, as --hostfile: mpiddp.supervise chooses the nodes for "
+                               f"{launcher.name}; write python -m mpiddp.supervise --hostfile {file} {program}")
+        if name in launcher.chooses:
+            others = ("" if not launcher.hostfiles else "; without a batch system, list them in a file, one line for "
+                      "each rank, and give --hostfile FILE there")
+            raise CommandError(f"remove {option}: mpiddp.supervise chooses the nodes for {launcher.name}; to set their "
+                               f"number, give --nodes N before the command{others}")
 
 
 def find_program(

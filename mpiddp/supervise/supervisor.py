@@ -44,6 +44,7 @@ from .decision import (
 
 ENDING_SIGNALS = (*TERMINATION_SIGNALS, signal.SIGUSR1)  # no attempt is started after these
 SIGNALS = (*ENDING_SIGNALS, signal.SIGUSR2, signal.SIGQUIT)
+PATHS = ("PATH", "LD_LIBRARY_PATH")  # which ssh does not pass to other nodes
 FRUITLESS_FILE, REQUEUES_FILE = "fruitless", "requeues"  # names of files
 CONTROLLER_TIMEOUT_S = 300.0  # for Slurm's controller to answer; another one takes over after 120 s (SlurmctldTimeout)
 CONTROLLER_INTERVAL_S = 1.0
@@ -121,7 +122,8 @@ class Supervisor:
                      "SLURM_OVERLAP": "1"}  # like --overlap, for the daemons of an mpirun
         if plan.stop_before_s is not None:
             variables["MPIDDP_STOP_BEFORE"] = str(plan.stop_before_s)
-        words = make_command(plan.command, JobStep(nodes, plan.tasks_per_node, step, [*variables]))
+        passed = [*(name for name in PATHS if name in os.environ), *variables]
+        words = make_command(plan.command, JobStep(nodes, plan.tasks_per_node, step, passed))
         before = read_checkpoint_state(plan.progress_file)
         self._signals.clear()  # those between two attempts
         process = AttemptProcess(words, {**os.environ, **variables}, report, plan.command.launcher, plan.abort_grace_s)
