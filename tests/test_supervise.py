@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,9 +20,10 @@ import torch
 
 from mpiddp.base.files import append_suspects
 from mpiddp.failure.root_cause import OUT_OF_MEMORY, ReportKind
+from mpiddp.supervise import attempt as attempts
 from mpiddp.supervise.allocation import exclude_nodes, find_allocation
 from mpiddp.supervise.attempt import AttemptProcess, make_attempt
-from mpiddp.supervise.command import CommandError, make_command, parse_command, take_our_options
+from mpiddp.supervise.command import CommandError, make_command, parse_command, runs_job, take_our_options
 from mpiddp.supervise.decision import (
     Action,
     Attempt,
@@ -33,7 +35,7 @@ from mpiddp.supervise.decision import (
     find_suspects,
 )
 from mpiddp.supervise.supervisor import read_checkpoint_state
-from mpiddp.systems.launchers import MPIRUN, NO_LAUNCHER, JobStep, describe_steppers
+from mpiddp.systems.launchers import MPIRUN, NO_LAUNCHER, SRUN, JobStep, describe_steppers
 from mpiddp.systems.schedulers import NO_SCHEDULER, SLURM
 from tests import processes
 from tests.benchmarks import recovery
@@ -879,6 +881,34 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.mpi
+@pytest.mark.process
+@pytest.mark.parametrize(("is_ours", "status"), [(True, 1), (False, 0)])
+def test_a_step_that_never_started_has_not_succeeded(
+    is_ours: bool, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older srun returns 0 then: the mark, which a job of ours removes at its end, is still there."""
+    monkeypatch.setattr(attempts, "RUNNING_FILE_TIMEOUT_S", 0.5)
+    process = AttemptProcess(["true"], os.environ, str(tmp_path / "r.json"), SRUN, 1.0, is_ours)
+    found = process.wait(("n1",), deque(), lambda: (), lambda: None)
+    assert (found.status, found.reason) == (status, message("supervise/unnoted_end") if status else "success")
+
+
+def test_a_job_that_ends_in_order_says_so_itself(quick: Mpi, tmp_path: Path) -> None:
+    words = [str(quick.mpiexec), "-n", "2", str(quick.python), "-m", "mpiddp", "-c", "pass"]
+    report = str(tmp_path / "r.json")
+    environ = {**single_node_environ(quick), "MPIDDP_ERROR_FILE": report, "MPIDDP_RESTART_COUNT": "0"}
+    process = AttemptProcess(words, environ, report, SRUN, 1.0, is_ours=True)
+    assert process.wait(("n1",), deque(), lambda: (), lambda: None).status == 0
+
+
+@pytest.mark.parametrize(("words", "runs"), [
+    ("python -m mpiddp a.py", True), ("mpiddp a.py", True), ("python -m mpiddp --log-dir d a.py --help", True),
+    ("python -m mpiddp --help", False), ("python -m mpiddp --dry-run --nodes 2", False), ("python a.py", False)])
+def test_which_command_has_to_note_its_end(words: str, runs: bool) -> None:
+    assert runs_job(words.split()) == runs
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(("text", "error"), [("", FileNotFoundError), ("#!/no/such/shell\n", FileNotFoundError),
                                              ("#!/bin/sh\n", PermissionError)], ids=["missing", "no shell", "mode"])
 def test_a_launcher_that_cannot_be_started(tmp_path: Path, text: str, error: type[OSError]) -> None:

@@ -32,7 +32,7 @@ class WatchedRank(NamedTuple):
     `kill_delay_s` after a SIGTERM, shortly before the launcher kills the agent; 0 for never. If no rank has moved for
     `stall_s`, the coordinator prints that, and ends the job if `stall_abort`; 0 for never. It ends a job in which ranks
     have waited `blocked_timeout_s` in vain for a rank that has finished its script, and after `exit_timeout_s` any job
-    in which a rank has finished and others have not; 0 for never.
+    in which a rank has finished and others have not; 0 for never. `script` is what the rank runs.
     """
 
     name: str
@@ -49,6 +49,7 @@ class WatchedRank(NamedTuple):
     stall_abort: bool = False
     blocked_timeout_s: float = BLOCKED_EXIT_TIMEOUT_S
     exit_timeout_s: float = 0.0
+    script: str = ""
 
 
 # A rank to its agent

@@ -9,7 +9,7 @@ import socket
 import time
 from posix import fork  # os.fork may be a debugger's own, which holds the new process
 
-from ..base.config import BLOCKED_EXIT_TIMEOUT_S, LaunchConfig
+from ..base.config import BLOCKED_EXIT_TIMEOUT_S, LaunchConfig, Script
 from ..base.termination import flush_python
 from ..discovery import launchers, runtime, schedulers
 from ..ipc.channel import Channel
@@ -47,7 +47,15 @@ def describe_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None
         stall_abort=config.stall_abort,
         blocked_timeout_s=config.exit_timeout_s or BLOCKED_EXIT_TIMEOUT_S,
         exit_timeout_s=config.exit_timeout_s or 0.0,
+        script=describe_script(config.script),
     )
+
+
+def describe_script(script: Script | None) -> str:
+    """Return a script's path or module, and of code from the command line the option alone."""
+    if script is None:
+        return ""
+    return "-c" if script.is_code else script.target
 
 
 def fork_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None) -> client.AgentClient:

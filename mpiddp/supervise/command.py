@@ -106,16 +106,28 @@ def find_program(
     return min(position, len(command))
 
 
+def find_our_options(words: Sequence[str]) -> int:
+    """Return the index behind `-m mpiddp` or `mpiddp`, 0 if there is none."""
+    by_module = [position + 2 for position, pair in enumerate(pairwise(words)) if pair == ("-m", "mpiddp")]
+    begins = by_module or [position + 1 for position, word in enumerate(words) if os.path.basename(word) == "mpiddp"]
+    return next(iter(begins), 0)
+
+
+def runs_job(words: Sequence[str]) -> bool:
+    """Return whether these words run a script through `python -m mpiddp`; other options only print something."""
+    begin = find_our_options(words)
+    return begin > 0 and not {"-h", "--help", "--version", "--dry-run"} & {*split_command(words[begin:])[0]}
+
+
 def take_our_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
     """Return the words without mpiddp's --error-file, and the values of it and of --abort-grace, empty if not given.
 
     mpiddp's options are between `-m mpiddp` or `mpiddp` and the script.
     """
-    by_module = [position + 2 for position, pair in enumerate(pairwise(words)) if pair == ("-m", "mpiddp")]
-    begins = by_module or [position + 1 for position, word in enumerate(words) if os.path.basename(word) == "mpiddp"]
-    if not begins:
+    begin = find_our_options(words)
+    if not begin:
         return tuple(words), "", ""
-    ours, script = split_command(words[begins[0]:])
+    ours, script = split_command(words[begin:])
     values = {"--error-file": "", "--abort-grace": ""}
     left = []
     while ours:
@@ -124,7 +136,7 @@ def take_our_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
             values[name] = value if is_given or not ours else ours.pop(0)
         if name != "--error-file":
             left.append(f"{name}={values[name]}" if name in values else name + is_given + value)
-    return (*words[:begins[0]], *left, *script), values["--error-file"], values["--abort-grace"]
+    return (*words[:begin], *left, *script), values["--error-file"], values["--abort-grace"]
 
 
 def name_option(word: str, launcher: Launcher) -> str:

@@ -29,7 +29,7 @@ from ..systems.schedulers import NO_SCHEDULER
 from ..systems.statuses import EXIT_REQUEUE, signal_status
 from .allocation import Allocation, find_silent_nodes, find_time_left_s, has_controller, is_running, kill_step
 from .attempt import TERMINATION_SIGNALS, AttemptProcess
-from .command import Command, make_command
+from .command import Command, make_command, runs_job
 from .decision import (
     Action,
     Attempt,
@@ -126,7 +126,8 @@ class Supervisor:
         words = make_command(plan.command, JobStep(nodes, plan.tasks_per_node, step, passed))
         before = read_checkpoint_state(plan.progress_file)
         self._signals.clear()  # those between two attempts
-        process = AttemptProcess(words, {**os.environ, **variables}, report, plan.command.launcher, plan.abort_grace_s)
+        process = AttemptProcess(words, {**os.environ, **variables}, report, plan.command.launcher, plan.abort_grace_s,
+                                 plan.command.launcher.is_step and runs_job(plan.command.rest))
         if self._signal and self._signal not in self._signals:  # received since the decision to start
             self._signals.extendleft(self._repeat(self._signal))
         attempt = process.wait(

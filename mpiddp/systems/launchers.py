@@ -99,8 +99,7 @@ class Launcher(NamedTuple):
     follow an option. `step_options` yields the options that start a JobStep; without it `mpiddp.supervise` cannot
     choose nodes. `is_mpiexec`: ':' separates programs, as in the MPI standard; other launchers' short options may be
     joined to their value. It needs an allocation of `system`, or of none. `interrupts` is the number of SIGINTs that
-    end a job. `ends_by_quit`: SIGQUIT ends it; others forward SIGQUIT to the ranks. `hides_losses`: its status may be 0
-    after a loss.
+    end a job. `ends_by_quit`: SIGQUIT ends it; others forward SIGQUIT to the ranks.
 
     In job scripts: `names` are its options' names (directives.py) by those that it has for them, `flags` the options
     that take no value, and `verbs` the words that may stand in the place of the command's second one; of these, all but
@@ -158,7 +157,6 @@ class Launcher(NamedTuple):
     system: Scheduler | None = None
     interrupts: int = 1
     ends_by_quit: bool = False
-    hides_losses: bool = False
 
     names: Mapping[str, str] = {}
     flags: frozenset[str] = frozenset()
@@ -274,7 +272,7 @@ MPIRUN = Launcher(
     command="mpirun", program=MPI_PROGRAM, version=r"Open MPI|OpenRTE|PRRTE|open-mpi", counts=MPI_COUNTS,
     per_node=("-N", "-npernode", "--npernode"), chooses=MPI_NODES, hostfiles=MPI_HOSTFILES, values=MPI_VALUES,
     names=MPI_NAMES, flags=MPI_FLAGS, step_options=open_mpi_options, is_mpiexec=True, ends_by_quit=True,
-    hides_losses=True, kill_delay_s=0.2,  # SIGKILL follows after 0.25 s (5.0) or 1 s (4.1)
+    kill_delay_s=0.2,  # SIGKILL follows after 0.25 s (5.0) or 1 s (4.1)
     ranks_per_node="--map-by ppr:{}:node", cores="--map-by slot:PE=N", unbound="--bind-to none", export="-x NAME",
     on_hosts="--hostfile {} -x PATH", tested="versions 4.1 and 5")
 # A numeric SLURM_STEP_ID means srun where psslurm has taken slurmd's place. It reads the variable in `options`, and of
