@@ -186,8 +186,9 @@ def several_jobs(job: str, answer: bool = True, host: str = CARD.host) -> set[st
     with pytest.raises(client.UnansweredError) as caught:
         client.find_endpoint(job)
     known = {"job": job} if job else {}
-    name = f"where/{'several' if answer else 'silent'}_{'matches' if job else 'jobs'}"
-    (refusal,) = find(name, str(caught.value), **known)
+    matches = "where/several_matches" if answer else "where/silent_matches"
+    jobs = "where/several_jobs" if answer else "where/silent_jobs"
+    (refusal,) = find(matches if job else jobs, str(caught.value), **known)
     rows = [re.split("  +", line.strip()) for line in str(caught.value).splitlines()[1:]]
     assert rows[0] == ["job", "script", "host", "started"]
     assert refusal["number"] == str(len(rows) - 1)
@@ -208,7 +209,7 @@ def test_jobs_that_were_killed_on_another_host_do_not_count_as_running(state: di
 
 def test_a_job_without_a_scheduler_shows_its_name(quick: Mpi, state: dict[str, str]) -> None:
     """By that name and by its script the list shows it; with a scheduler, the number is known."""
-    waits = "from mpiddp.where import registry as r\nwhile not (found := r.read_endpoints()): pass\nprint(*found.values())"
+    waits = "from mpiddp.where.registry import read_endpoints as read\nwhile not (found := read()): pass\nprint(found)"
     done = check(mpiexec(quick, 1, "-c", waits, env=state))
     (name,) = re.findall(r"^mpiddp \S+: 1 rank on 1 node, .*, job (mpiddp-\w+)$", done.stderr, re.MULTILINE)
     assert f"run_id='{name}'" in done.stdout
