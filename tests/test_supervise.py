@@ -101,6 +101,8 @@ AGAIN, STOP, REQUEUE = Action.AGAIN, Action.STOP, Action.REQUEUE
     ([DEVICE], TWO, AGAIN, ("n1", "n3"), ("n2",)),
     ([LOST._replace(silent=())], TWO, AGAIN, ("n1", "n2"), ()),
     ([LOST], Limits(3, 3, 3), REQUEUE, (), ("n2",)),
+    ([RAISED._replace(drained=("n1",))], TWO, AGAIN, ("n2", "n3"), ("n1",)),
+    ([RAISED._replace(drained=("n3",)), LOST], TWO, REQUEUE, (), ("n2",)),  # the spare node is drained
     ([LOST], Limits(3, 2, 3), AGAIN, ("n1", "n3"), ("n2",)),
     ([LOST, ELSEWHERE._replace(nodes=("n1", "n3"))], TWO, AGAIN, ("n1", "n3"), ()),
     ([CRASHED, CRASHED._replace(rank=3, steps=90)], TWO, AGAIN, ("n1", "n3"), ("n2",)),  # both faults on one node
@@ -158,6 +160,7 @@ def test_what_is_decided(
     ([Attempt(POOL[:2], 1, 3)], TWO, "supervise/cannot_start", {}),
     ([Attempt(POOL[:2], 1, 120)], TWO, "supervise/output_lost", {}),
     ([LOST], Limits(3, 3, 3), "supervise/node_silent", {"node": "n2"}),
+    ([RAISED._replace(drained=("n1",))], TWO, "supervise/node_drained", {"node": "n1"}),
     ([LOST], Limits(3, 3, 3), "supervise/too_few_nodes", {"needed": 3, "left": 2, "nodes": 3}),
     ([LOST], Limits(3, 2, 3), "supervise/continue_on_fewer", {"left": 2, "nodes": 3}),
     ([LOST._replace(steps=0)], Limits(3, 3, 3, requeues=3), "supervise/requeue_limit", {"requeues": 3}),
@@ -762,6 +765,36 @@ def test_faults_on_three_nodes(
         told_s = found[0]["began"] + found[0]["seconds"]
         print(f"{kind} {launcher}: to the next step {again_s - fault_s:.1f} s from the fault, {again_s - told_s:.1f} s "
               "from the report")
+
+
+DRAINS = """\
+import subprocess
+import mpiddp
+if mpiddp.restart_count == 0:
+    subprocess.run(["scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=test"], check=True)
+    raise ValueError("seven")
+"""
+
+
+def test_a_drained_node_gets_no_attempt(cluster: Cluster, folder: Path, quick: Mpi) -> None:
+    """A script drains a node and fails; then a batch script drains one before the first attempt."""
+    (folder / "train.py").write_text(DRAINS)
+    for number, first in enumerate(["true", "scontrol update NodeName=node2 State=DRAIN Reason=test"]):
+        (folder / "job.sh").write_text(f"""#!/bin/bash
+{first}
+{quick.python} -m mpiddp.supervise --nodes 2 --dir {folder} --history {folder}/h{number}.json srun --mpi=pmi2 \
+    {quick.python} -m mpiddp --bind none {f"{folder}/train.py" if number == 0 else "-c pass"}
+""")
+        try:
+            job = ("sbatch", "-N3", "--ntasks-per-node=1", f"--output={folder}/out", str(folder / "job.sh"))
+            submitted = check(cluster.run(*job, timeout=30, env=quick.environ(), cwd=folder)).stdout.split()[-1]
+            facts = cluster.wait_for_job(submitted, DEADLINE_S)
+        finally:
+            cluster.run("scontrol", "update", "NodeName=node2", "State=RESUME", timeout=30)
+        said = (folder / "out").read_text()
+        assert facts["JobState"] == "COMPLETED", said
+        nodes = [one["nodes"] for one in json.loads((folder / f"h{number}.json").read_text())["attempts"]]
+        assert nodes == [["node1", "node2"], ["node1", "node3"]][number:], said
 
 
 SLOW_SQUEUE = """#!/bin/sh

@@ -25,6 +25,7 @@ PROBE_TIMEOUT_S = 1.0  # for a node to accept a connection
 BATCH_COMMAND_TIMEOUT_S = 5.0  # for a batch system's command
 CANCEL_TIMEOUT_S = 1.0  # for a command that cancels a step; it goes on in a thread
 SSH_PORT = 22
+DRAINED = "DRAIN"  # in a node's state, as in MIXED+DRAIN
 
 
 class Allocation(NamedTuple):
@@ -135,11 +136,23 @@ def find_daemons(nodes: Sequence[str], scheduler: Scheduler) -> dict[str, tuple[
     config = ask_scheduler(*scheduler.ask_config)
     port = (re.findall(scheduler.daemon_port_pattern, config, re.MULTILINE) or [scheduler.daemon_port])[0]
     addresses = {}
-    for line in ask_scheduler(*fill(scheduler.ask_daemons, nodes=",".join(nodes))).splitlines():
-        facts = dict(word.split("=", 1) for word in line.split() if "=" in word)
+    for facts in ask_about_nodes(nodes, scheduler):
         with contextlib.suppress(KeyError, ValueError):
             addresses[facts["NodeName"]] = (facts["NodeAddr"], int(facts.get("Port") or port))
     return addresses
+
+
+def find_drained_nodes(allocation: Allocation) -> tuple[str, ...]:
+    """Return the nodes that an administrator or a health check has drained; the job still has them."""
+    facts = ask_about_nodes(allocation.nodes, allocation.scheduler)
+    drained = {node.get("NodeName") for node in facts if DRAINED in re.split(r"\W", node.get("State", ""))}
+    return tuple(node for node in allocation.nodes if node in drained)
+
+
+def ask_about_nodes(nodes: Sequence[str], scheduler: Scheduler) -> list[dict[str, str]]:
+    """Return what the scheduler's controller prints about each node."""
+    lines = ask_scheduler(*fill(scheduler.ask_daemons, nodes=",".join(nodes))).splitlines()
+    return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines]
 
 
 def is_running(allocation: Allocation) -> bool:

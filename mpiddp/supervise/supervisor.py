@@ -27,7 +27,15 @@ from ..failure.root_cause import ReportKind
 from ..systems.launchers import JobStep
 from ..systems.schedulers import NO_SCHEDULER
 from ..systems.statuses import EXIT_REQUEUE, signal_status
-from .allocation import Allocation, find_silent_nodes, find_time_left_s, has_controller, is_running, kill_step
+from .allocation import (
+    Allocation,
+    find_drained_nodes,
+    find_silent_nodes,
+    find_time_left_s,
+    has_controller,
+    is_running,
+    kill_step,
+)
 from .attempt import TERMINATION_SIGNALS, AttemptProcess
 from .command import Command, make_command, runs_job
 from .decision import (
@@ -90,7 +98,9 @@ class Supervisor:
     def run(self) -> int:
         """Run attempts until one succeeds or a restart makes no sense; return the exit status."""
         plan = self._plan
-        nodes = plan.allocation.nodes[:plan.nodes]
+        drained = find_drained_nodes(plan.allocation)
+        chosen = sorted(plan.allocation.nodes, key=drained.__contains__)[:plan.nodes]
+        nodes = tuple(node for node in plan.allocation.nodes if node in chosen)
         if plan.allocation.scheduler is NO_SCHEDULER:  # a scheduler reports which nodes answer
             Thread(target=self._find_unreachable, daemon=True).start()
         while True:
@@ -135,6 +145,8 @@ class Supervisor:
         may_start_again = attempt.status and not (attempt.has_stopped or attempt.is_explained)
         if may_start_again and self._wait_for_controller() and attempt.kind != ReportKind.ERROR:
             attempt = attempt._replace(silent=tuple(dict.fromkeys((*attempt.silent, *self._find_silent(nodes)))))
+        if may_start_again:
+            attempt = attempt._replace(drained=find_drained_nodes(plan.allocation))
         if attempt.status and plan.error_file and os.path.exists(report):
             write_file(plan.error_file, Path(report).read_text())
         after = read_checkpoint_state(plan.progress_file)
