@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ import torch
 
 from tests import processes
 from tests.cluster import Cluster
-from tests.cluster.cluster import RUN
+from tests.cluster.cluster import RUN, ip, namespace
 from tests.messages import message
 from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, check, first_of, single_node_environ, srun
 
@@ -353,6 +355,26 @@ def test_a_signal_to_the_batch_shell_is_passed_on(cluster: Cluster, folder: Path
     stopped = re.findall(r"^rank \d stopped at step (\d+), restart 0 ", job.wait().output, re.MULTILINE)
     assert len(stopped) == 4
     assert len(set(stopped)) == 1
+
+
+def test_a_job_whose_first_node_is_lost_is_requeued(cluster: Cluster, folder: Path) -> None:
+    """With it the batch script is gone, but by --no-kill the job keeps the other nodes: the second requeues the job."""
+    script = edited(folder, "supervise.sh", ENVIRONMENT=ACTIVATE, COMMAND=f"python -m mpiddp {PROGRAMS / 'stops.py'}",
+                    SUPERVISE="python -m mpiddp.supervise --nodes 2")
+    job = Submitted(cluster, script)
+    try:
+        job.wait_for("(READY.*){4}")
+        for pid in map(int, ip("netns", "pids", namespace("node1")).split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        check(cluster.run("scontrol", "update", "NodeName=node1", "State=DOWN", "Reason=test", timeout=30))
+        deadline = time.monotonic() + processes.PATIENCE * 60
+        while (facts := cluster.job(job.number))["Restarts"] != "1":
+            assert time.monotonic() < deadline, facts
+            time.sleep(0.2)
+    finally:
+        cluster.run("scancel", job.number, timeout=30)
+        cluster.restart("node1")
 
 
 @pytest.mark.parametrize(("tasks", "gpus", "reason"), first_of([(1, 4, "idle-gpus"), (4, 2, "too-few-gpus")]))
