@@ -17,11 +17,14 @@
 MODULES=""                           # edit: your site's modules; empty for none
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 TASKS=4                              # edit: tasks per node: as many as it has GPUs
-COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
+COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments; with mpiddp --stop-before 120, if it calls mpiddp.should_stop(), the job is submitted again
 
 cd "$PBS_O_WORKDIR" || exit 1
 if [ -n "$MODULES" ]; then module load $MODULES || exit 1; fi  # no purge: mpiexec comes from a module
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 export PMI_MMAP_SYNC_WAIT_TIME=600  # ranks that start late: Cray's PMI gives up after 180 s
 nodes=$(sort -u "$PBS_NODEFILE" | wc -l)
-eval "exec mpiexec -n $((nodes * TASKS)) --ppn $TASKS --cpu-bind none $COMMAND"  # mpiddp divides a node's cores
+eval "mpiexec -n $((nodes * TASKS)) --ppn $TASKS --cpu-bind none $COMMAND"  # mpiddp divides a node's cores
+status=$?
+if [ $status = 75 ]; then qsub -v MPIDDP_RESTART_COUNT=$((${MPIDDP_RESTART_COUNT:-0} + 1)) "$0"; fi  # the job stopped before its walltime
+exit $status

@@ -13,10 +13,14 @@
 # Do once, with these modules loaded, in the environment that has your torch: pip install . (in a clone of mpiddp)
 MODULES="pytorch openmpi"            # edit: your site's modules, including MPI; empty for none
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
-MPIRUN="mpirun"                      # edit: Open MPI without PBS's tm: mpirun --hostfile $PBS_NODEFILE -x PATH -x LD_LIBRARY_PATH
+MPIRUN="mpirun"                      # edit: your MPI's launcher, and its options
+STOP=""                              # edit: --stop-before 120, if the script calls mpiddp.should_stop(): the job is submitted again
 COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments
 
 cd "$PBS_O_WORKDIR" || exit 1
 if [ -n "$MODULES" ]; then module purge; module load $MODULES || exit 1; fi  # remove the purge if qsub comes from a module
 if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
-eval "exec $MPIRUN $COMMAND"
+eval "python -m mpiddp.supervise $STOP $MPIRUN $COMMAND"  # it gives mpirun the nodes in $PBS_NODEFILE
+status=$?
+if [ $status = 75 ]; then qsub -v MPIDDP_RESTART_COUNT=$((${MPIDDP_RESTART_COUNT:-0} + 1)) "$0"; fi  # the job stopped before its walltime
+exit $status

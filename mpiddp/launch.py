@@ -128,8 +128,8 @@ def start(config: LaunchConfig) -> RunningJob:
         if membership.environment.rank == 0:
             from .reporting.map import print_start  # the other ranks need not load it
 
-            print_start(membership.environment, membership.seats, config, os.path.dirname(membership.log.path),
-                        agent.show_text)
+            print_start(membership.environment, membership.endpoint.run_id, membership.seats, config,
+                        os.path.dirname(membership.log.path), agent.show_text)
     return started
 
 

@@ -217,7 +217,7 @@ def check_hello(done: Done, ranks: int) -> list[dict[str, str]]:
     return lines
 
 
-OURS = re.compile(r"mpiddp \d+\.\d+\.\d+: \d+ ranks? on \d+ nodes?, \w+ on \w+, tcp://\S+:\d+")
+OURS = re.compile(r"mpiddp \d+\.\d+\.\d+: \d+ ranks? on \d+ nodes?, \w+ on \w+, tcp://\S+:\d+(, job mpiddp-\w+)?")
 
 
 def noise(done: Done) -> list[str]:

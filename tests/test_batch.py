@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ import torch
 
 from tests import processes
 from tests.cluster import Cluster
-from tests.cluster.cluster import RUN
+from tests.cluster.cluster import RUN, ip, namespace
 from tests.messages import message
 from tests.support import EXAMPLES, MPIS, PROGRAMS, ROOT, check, first_of, single_node_environ, srun
 
@@ -355,6 +357,26 @@ def test_a_signal_to_the_batch_shell_is_passed_on(cluster: Cluster, folder: Path
     assert len(set(stopped)) == 1
 
 
+def test_a_job_whose_first_node_is_lost_is_requeued(cluster: Cluster, folder: Path) -> None:
+    """With it the batch script is gone, but by --no-kill the job keeps the other nodes: the second requeues the job."""
+    script = edited(folder, "supervise.sh", ENVIRONMENT=ACTIVATE, COMMAND=f"python -m mpiddp {PROGRAMS / 'stops.py'}",
+                    SUPERVISE="python -m mpiddp.supervise --nodes 2")
+    job = Submitted(cluster, script)
+    try:
+        job.wait_for("(READY.*){4}")
+        for pid in map(int, ip("netns", "pids", namespace("node1")).split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        check(cluster.run("scontrol", "update", "NodeName=node1", "State=DOWN", "Reason=test", timeout=30))
+        deadline = time.monotonic() + processes.PATIENCE * 60
+        while (facts := cluster.job(job.number))["Restarts"] != "1":
+            assert time.monotonic() < deadline, facts
+            time.sleep(0.2)
+    finally:
+        cluster.run("scancel", job.number, timeout=30)
+        cluster.restart("node1")
+
+
 @pytest.mark.parametrize(("tasks", "gpus", "reason"), first_of([(1, 4, "idle-gpus"), (4, 2, "too-few-gpus")]))
 def test_tasks_and_gpus_that_do_not_fit(cluster: Cluster, folder: Path, tasks: int, gpus: int, reason: str) -> None:
     script = edited(folder, "srun_pmix.sh", MODULES="pytorch", COMMAND=f"env -u MPIDDP_DEVICE {HELLO}",
@@ -371,7 +393,7 @@ def test_srun_without_mpi(cluster: Cluster, folder: Path) -> None:
     assert "mpiddp: cannot start: no-pmix" in done.output
 
 
-NO_RECIPE = ("cray.sh", "flux.sh", "jsrun.sh", "pals.sh", "pbs.sh")  # the project did not begin with one
+NO_RECIPE = ("cray.sh", "flux.sh", "jsrun.sh", "pals.sh", "pbs.sh", "sge.sh")  # the project did not begin with one
 
 
 def test_every_script_is_short_and_told_of() -> None:
@@ -379,7 +401,7 @@ def test_every_script_is_short_and_told_of() -> None:
     for script in BATCH.glob("*.sh"):
         assert f"| `{script.name}` |" in told
         lines = [line for line in script.read_text().splitlines()
-                 if re.match(r"\s*(#(SBATCH|PBS|BSUB|flux: -)|[^\s#])", line)]
+                 if re.match(r"\s*(#(SBATCH|PBS|BSUB|\$|flux: -)|[^\s#])", line)]
         assert len(lines) <= 30
         assert f"| `{script.name}`, {len(lines)}" in told or script.name in NO_RECIPE
 

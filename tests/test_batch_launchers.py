@@ -9,7 +9,20 @@ from pathlib import Path
 import pytest
 
 from tests import processes
-from tests.support import DEADLINE_S, EXAMPLES, MPIS, ROOT, Done, check, check_hello, need, single_node_environ
+from tests.messages import find
+from tests.support import (
+    DEADLINE_S,
+    EXAMPLES,
+    MPIS,
+    ROOT,
+    Done,
+    check,
+    check_hello,
+    first_of,
+    mpiexec,
+    need,
+    single_node_environ,
+)
 from tests.test_batch import BATCH, edited
 
 pytestmark = pytest.mark.light
@@ -84,13 +97,80 @@ def test_pals(tmp_path: Path) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.thorough("pals.sh and flux.sh over stand-ins")
-def test_pbs(tmp_path: Path) -> None:
-    """With a real Open MPI's mpirun, which finds no PBS and uses the host file."""
-    (nodes := tmp_path / "nodes").write_text("localhost\nlocalhost\n")
-    script = edited(tmp_path, "pbs.sh", MODULES="", MPIRUN="mpirun --hostfile $PBS_NODEFILE -x PATH", COMMAND=HELLO)
-    check_hello(run(tmp_path, "bash", str(script), mpi="openmpi4", PBS_O_WORKDIR=str(tmp_path),
-                    PBS_NODEFILE=str(nodes)), 2)
+@pytest.mark.thorough("the same scripts with a rank that stops")
+@pytest.mark.parametrize("mpi", ["openmpi4", "openmpi5", "mpich", "impi"])
+@pytest.mark.parametrize("name", ["pbs.sh", "sge.sh"])
+def test_each_mpirun_gets_the_nodes_of_the_job(name: str, mpi: str, tmp_path: Path) -> None:
+    script = edited(tmp_path, name, MODULES="", COMMAND=HELLO)
+    check_hello(run(tmp_path, "bash", str(script), mpi=mpi, **job_of_two_ranks(tmp_path, name)), 2)
+
+
+def job_of_two_ranks(folder: Path, script: str) -> dict[str, str]:
+    """Return the variables of a job of PBS or Grid Engine that has two slots of this machine."""
+    (lines := folder / "nodes").write_text("localhost\nlocalhost\n")
+    (table := folder / "table").write_text("localhost 2 all.q@localhost UNDEFINED\n")
+    if script == "sge.sh":
+        return {"JOB_ID": "5", "SGE_ROOT": "/var/lib/gridengine", "NHOSTS": "1", "NSLOTS": "2",
+                "PE_HOSTFILE": str(table)}
+    return {"PBS_JOBID": "5.pbs", "PBS_O_WORKDIR": str(folder), "PBS_NODEFILE": str(lines), "NCPUS": "64"}
+
+
+AGREES_TO_STOP = """\
+import os, signal, time
+import mpiddp
+print(f"rank {os.environ['RANK']}, {mpiddp.restart_count}\\n", end="", flush=True)
+while mpiddp.restart_count == 0 and not mpiddp.should_stop():
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(0.1)
+if mpiddp.restart_count == 0:
+    mpiddp.stop_for_requeue()
+"""
+QSUB = """\
+#!/bin/sh
+echo "qsub $*" >> log
+[ "$1" = -v ] && export "$2" && exec bash "$3"
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["pbs.sh", "pals.sh"])
+def test_a_job_of_pbs_that_stops_is_submitted_again(name: str, tmp_path: Path) -> None:
+    """The stand-in for qsub runs the script at once."""
+    (program := tmp_path / "stops.py").write_text(AGREES_TO_STOP)
+    (tmp_path / "qsub").write_text(QSUB)
+    (tmp_path / "qsub").chmod(0o755)
+    values = {"TASKS": 2} if name == "pals.sh" else {}
+    script = edited(tmp_path, name, MODULES="", COMMAND=f"python -m mpiddp {program}", **values)
+    folders = f"{tmp_path}:{LAUNCHERS}" if name == "pals.sh" else str(tmp_path)
+    path = f"{folders}:{single_node_environ(MPIS['mpich'])['PATH']}"
+    done = check(run(tmp_path, "bash", str(script), PATH=path, **job_of_two_ranks(tmp_path, name)), 75)
+    assert sorted(re.findall(r"^rank \d, \d$", done.stdout, re.MULTILINE)) == [
+        "rank 0, 0", "rank 0, 1", "rank 1, 0", "rank 1, 1"], done.stdout
+    again = [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("qsub ")]
+    assert again == [f"qsub -v MPIDDP_RESTART_COUNT=1 {script}"]
+
+
+@pytest.mark.mpi
+def test_a_job_of_grid_engine_that_stops_is_requeued(tmp_path: Path) -> None:
+    """At status 99 Grid Engine puts the job into the queue again, and then sets RESTARTED (man qsub)."""
+    (program := tmp_path / "stops.py").write_text(AGREES_TO_STOP)
+    script = edited(tmp_path, "sge.sh", MODULES="", COMMAND=f"python -m mpiddp {program}")
+    path, variables = single_node_environ(MPIS["mpich"])["PATH"], job_of_two_ranks(tmp_path, "sge.sh")
+    for restarted, status in (("0", 99), ("1", 0)):
+        done = check(run(tmp_path, "bash", str(script), PATH=path, RESTARTED=restarted, **variables), status)
+        assert sorted(re.findall(r"^rank \d, \d$", done.stdout, re.MULTILINE)) == [
+            f"rank 0, {restarted}", f"rank 1, {restarted}"], done.stdout
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("mpi", first_of(["openmpi4", "openmpi5"]))
+def test_an_mpirun_that_does_not_know_the_nodes_of_the_job(mpi: str, tmp_path: Path) -> None:
+    """The job of PBS has three nodes, and its ranks are all on this one: a warning names the line for all nodes."""
+    (nodes := tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\nn3\nn3\n")
+    done = mpiexec(MPIS[mpi], 2, EXAMPLES / "hello_world.py", env={"PBS_JOBID": "5.pbs", "PBS_NODEFILE": str(nodes)})
+    check_hello(done, 2)
+    (found,) = find("launch/idle_nodes", done.stderr, scheduler="PBS", nodes=3, ranks="all 2 ranks run")
+    assert "$PBS_NODEFILE" in found["start"]
 
 
 @pytest.mark.process

@@ -30,7 +30,7 @@ from mpiddp.planning.gpus import GpuChoice
 from mpiddp.planning.problems import choose_advice
 from mpiddp.systems.launchers import LAUNCHERS, TORCHRUN, Launcher
 from mpiddp.systems.mpi_libraries import ALL_INTERFACES
-from mpiddp.systems.schedulers import FLUX, LSF, PBS, SCHEDULERS, SLURM, Scheduler
+from mpiddp.systems.schedulers import FLUX, LSF, PBS, SCHEDULERS, SGE, SLURM, Scheduler
 from mpiddp.where.client import UnansweredError, find_endpoint
 from mpiddp.where.registry import JobEndpoint, find_job_number, write_endpoint
 from tests.messages import find, message
@@ -329,6 +329,16 @@ def test_a_process_alone_in_a_job_for_several(
 
 
 @pytest.mark.parametrize("environ", [
+    {"SLURM_JOB_ID": "5", "SLURM_JOB_NUM_NODES": "3"}, {"PBS_JOBID": "5", "PBS_NODEFILE": "@"},
+    {"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "n1 16 n2 16 n3 8"}, {"JOB_ID": "4", "SGE_ROOT": "/sge", "NHOSTS": "3"}])
+def test_the_number_of_a_jobs_nodes(environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\nn3\n")
+    environ = {name: value.replace("@", str(tmp_path / "nodes")) for name, value in environ.items()}
+    assert schedulers.count_unchosen_nodes(environ) == 3
+    assert schedulers.count_unchosen_nodes({**environ, "MPIDDP_RESTART_COUNT": "0"}) == 0  # under mpiddp.supervise
+
+
+@pytest.mark.parametrize("environ", [
     {"_CONDOR_PROCNO": "1", "_CONDOR_NPROCS": "3"}, {"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "n1 16"},
     {"AWS_BATCH_JOB_ID": "a", "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "1"},
     {"JOB_ID": "4", "SGE_ROOT": "/sge", "NHOSTS": "1", "NSLOTS": "8"}, {"PBS_JOBID": "9", "PBS_NODEFILE": "/nowhere"},
@@ -342,6 +352,13 @@ PBS_PRO = """Job Id: 9.pbs01
     stime = Wed Nov 25 10:00:00 2026
     resources_used.walltime = 00:10:00
 """
+GRID_ENGINE = """<detailed_job_info><djob_info><element><JB_hard_resource_list>
+<qstat_l_requests><CE_name>h_vmem</CE_name><CE_doubleval>2147483648.000000</CE_doubleval></qstat_l_requests>
+<qstat_l_requests><CE_name>h_rt</CE_name><CE_stringval>300</CE_stringval><CE_doubleval>300.000000</CE_doubleval>
+</qstat_l_requests></JB_hard_resource_list><JB_submission_time>900</JB_submission_time>
+<JB_ja_tasks><ulong_sublist><JAT_start_time>1000</JAT_start_time></ulong_sublist></JB_ja_tasks></element></djob_info>
+"""
+GRID_ENGINE_ARRAY = GRID_ENGINE.replace("</JB_ja_tasks>", "<JAT_start_time>1100</JAT_start_time></JB_ja_tasks>")
 TORQUE = """Job Id: 9.torque
     Resource_List.walltime = 01:00:00
     start_time = Wed Nov 25 10:00:00 2026
@@ -353,6 +370,7 @@ TORQUE = """Job Id: 9.torque
     (SLURM, "2026-11-25T11:00:00\n", time.mktime((2026, 11, 25, 11, 0, 0, 0, 0, -1))),
     (PBS, PBS_PRO, time.mktime((2026, 11, 25, 11, 0, 0, 0, 0, -1))), (PBS, TORQUE, 2200),
     (FLUX, "600\n", 1600), (LSF, "0:42 L\n", 1000 + 42 * 60), (LSF, "25:00 X", 91000),
+    (SGE, GRID_ENGINE, 1300),
 ])
 def test_when_a_job_ends(scheduler: Scheduler, text: str, end_s: float) -> None:
     assert scheduler.parse_end(text, 1000) == end_s
@@ -360,7 +378,8 @@ def test_when_a_job_ends(scheduler: Scheduler, text: str, end_s: float) -> None:
 
 @pytest.mark.parametrize(("scheduler", "text"), [
     (SLURM, "Unknown"), (SLURM, ""), (FLUX, "4294967295"), (FLUX, ""),
-    (PBS, "Job Id: 9"), (PBS, ""), (LSF, "-"), (LSF, "")])
+    (PBS, "Job Id: 9"), (PBS, ""), (LSF, "-"), (LSF, ""), (SGE, ""), (SGE, GRID_ENGINE_ARRAY),
+    (SGE, GRID_ENGINE.replace("h_rt", "s_rt"))])
 def test_a_job_whose_end_is_not_known(scheduler: Scheduler, text: str) -> None:
     with pytest.raises(ValueError):
         scheduler.parse_end(text, 1000)

@@ -418,6 +418,28 @@ def test_other_software_names_the_minority() -> None:
         "launch/version_skew", software="NCCL", common="missing", others="2.20 on c"))
 
 
+MPIRUN_WITH, MPICH_WITH = "mpirun --hostfile {} -x PATH", "mpiexec -f {}"
+MAKE_HOSTS = ", after awk '{while ($2--) print $1}' $PE_HOSTFILE > $TMPDIR/hosts"
+
+
+@pytest.mark.parametrize(("launcher", "scheduler", "start"), [
+    ("Open MPI's mpirun", "PBS", MPIRUN_WITH.format("$PBS_NODEFILE")),
+    ("Open MPI's mpirun", "SGE", MPIRUN_WITH.format("$TMPDIR/hosts") + MAKE_HOSTS),
+    ("Open MPI's mpirun", "LSF", MPIRUN_WITH.format("$LSB_DJOB_HOSTFILE")), ("Open MPI's mpirun", "Slurm", "srun"),
+    ("MPICH's or Intel MPI's mpiexec", "PBS", MPICH_WITH.format("$PBS_NODEFILE")),
+    ("MPICH's or Intel MPI's mpiexec", "SGE", MPICH_WITH.format("$TMPDIR/hosts") + MAKE_HOSTS),
+])
+def test_all_ranks_on_one_of_several_nodes(launcher: str, scheduler: str, start: str) -> None:
+    first = host()._replace(launcher=launcher, scheduler=scheduler, job_nodes=3)
+    words = {"scheduler": scheduler, "nodes": 3, "host": "n0", "start": start}
+    assert problems.warn_idle_nodes([first, host()]) == [
+        message("launch/idle_nodes", ranks="all 2 ranks run", **words)]
+    assert problems.warn_idle_nodes([first]) == [message("launch/idle_nodes", ranks="the only rank runs", **words)]
+    assert problems.warn_idle_nodes([first, host(1)]) == []
+    assert problems.warn_idle_nodes([first._replace(job_nodes=1), host()]) == []
+    assert problems.warn_idle_nodes([first._replace(launcher="srun"), host()]) == []
+
+
 def test_warnings_are_a_line_each() -> None:
     assert problems.warn_hosts([host(0), host(1)]) == []
     poor = [host(i)._replace(shm_bytes=2**24, open_files=256) for i in (2, 3)]

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,9 +20,10 @@ import torch
 
 from mpiddp.base.files import append_suspects
 from mpiddp.failure.root_cause import OUT_OF_MEMORY, ReportKind
+from mpiddp.supervise import attempt as attempts
 from mpiddp.supervise.allocation import exclude_nodes, find_allocation
 from mpiddp.supervise.attempt import AttemptProcess, make_attempt
-from mpiddp.supervise.command import CommandError, make_command, parse_command, take_our_options
+from mpiddp.supervise.command import CommandError, make_command, parse_command, runs_job, take_our_options
 from mpiddp.supervise.decision import (
     Action,
     Attempt,
@@ -33,7 +35,7 @@ from mpiddp.supervise.decision import (
     find_suspects,
 )
 from mpiddp.supervise.supervisor import read_checkpoint_state
-from mpiddp.systems.launchers import MPIRUN, NO_LAUNCHER, JobStep, describe_steppers
+from mpiddp.systems.launchers import MPIRUN, NO_LAUNCHER, SRUN, JobStep, describe_steppers
 from mpiddp.systems.schedulers import NO_SCHEDULER, SLURM
 from tests import processes
 from tests.benchmarks import recovery
@@ -99,6 +101,8 @@ AGAIN, STOP, REQUEUE = Action.AGAIN, Action.STOP, Action.REQUEUE
     ([DEVICE], TWO, AGAIN, ("n1", "n3"), ("n2",)),
     ([LOST._replace(silent=())], TWO, AGAIN, ("n1", "n2"), ()),
     ([LOST], Limits(3, 3, 3), REQUEUE, (), ("n2",)),
+    ([RAISED._replace(drained=("n1",))], TWO, AGAIN, ("n2", "n3"), ("n1",)),
+    ([RAISED._replace(drained=("n3",)), LOST], TWO, REQUEUE, (), ("n2",)),  # the spare node is drained
     ([LOST], Limits(3, 2, 3), AGAIN, ("n1", "n3"), ("n2",)),
     ([LOST, ELSEWHERE._replace(nodes=("n1", "n3"))], TWO, AGAIN, ("n1", "n3"), ()),
     ([CRASHED, CRASHED._replace(rank=3, steps=90)], TWO, AGAIN, ("n1", "n3"), ("n2",)),  # both faults on one node
@@ -156,6 +160,7 @@ def test_what_is_decided(
     ([Attempt(POOL[:2], 1, 3)], TWO, "supervise/cannot_start", {}),
     ([Attempt(POOL[:2], 1, 120)], TWO, "supervise/output_lost", {}),
     ([LOST], Limits(3, 3, 3), "supervise/node_silent", {"node": "n2"}),
+    ([RAISED._replace(drained=("n1",))], TWO, "supervise/node_drained", {"node": "n1"}),
     ([LOST], Limits(3, 3, 3), "supervise/too_few_nodes", {"needed": 3, "left": 2, "nodes": 3}),
     ([LOST], Limits(3, 2, 3), "supervise/continue_on_fewer", {"left": 2, "nodes": 3}),
     ([LOST._replace(steps=0)], Limits(3, 3, 3, requeues=3), "supervise/requeue_limit", {"requeues": 3}),
@@ -320,7 +325,7 @@ def test_what_a_report_says_of_devices() -> None:
 @pytest.mark.parametrize(("command", "error"), [
     *((("srun", option, *JOB), message("supervise/node_options", option=option, launcher="srun"))
       for option in ("-N2", "--nodelist=n1")),
-    *(((program, option, "n1", *JOB), message("supervise/node_options", option=option, launcher="Open MPI's mpirun"))
+    *(((program, option, "n1", *JOB), message("supervise/host_options", option=option, launcher="Open MPI's mpirun"))
       for program, option in (("mpirun", "-H"), ("mpiexec", "-hosts"))),
     (("mpirun", *JOB, ":", "-n", "1", "./a.out"), message("supervise/several_programs")),
     (("mpirun", "-n", "all", *JOB), message("supervise/ranks_not_positive", option="-n", value="all")),
@@ -762,6 +767,36 @@ def test_faults_on_three_nodes(
               "from the report")
 
 
+DRAINS = """\
+import subprocess
+import mpiddp
+if mpiddp.restart_count == 0:
+    subprocess.run(["scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=test"], check=True)
+    raise ValueError("seven")
+"""
+
+
+def test_a_drained_node_gets_no_attempt(cluster: Cluster, folder: Path, quick: Mpi) -> None:
+    """A script drains a node and fails; then a batch script drains one before the first attempt."""
+    (folder / "train.py").write_text(DRAINS)
+    for number, first in enumerate(["true", "scontrol update NodeName=node2 State=DRAIN Reason=test"]):
+        (folder / "job.sh").write_text(f"""#!/bin/bash
+{first}
+{quick.python} -m mpiddp.supervise --nodes 2 --dir {folder} --history {folder}/h{number}.json srun --mpi=pmi2 \
+    {quick.python} -m mpiddp --bind none {f"{folder}/train.py" if number == 0 else "-c pass"}
+""")
+        try:
+            job = ("sbatch", "-N3", "--ntasks-per-node=1", f"--output={folder}/out", str(folder / "job.sh"))
+            submitted = check(cluster.run(*job, timeout=30, env=quick.environ(), cwd=folder)).stdout.split()[-1]
+            facts = cluster.wait_for_job(submitted, DEADLINE_S)
+        finally:
+            cluster.run("scontrol", "update", "NodeName=node2", "State=RESUME", timeout=30)
+        said = (folder / "out").read_text()
+        assert facts["JobState"] == "COMPLETED", said
+        nodes = [one["nodes"] for one in json.loads((folder / f"h{number}.json").read_text())["attempts"]]
+        assert nodes == [["node1", "node2"], ["node1", "node3"]][number:], said
+
+
 SLOW_SQUEUE = """#!/bin/sh
 date +%s.%N >> "$(dirname "$0")/asked"
 sleep 2
@@ -879,6 +914,34 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.mpi
+@pytest.mark.process
+@pytest.mark.parametrize(("is_ours", "status"), [(True, 1), (False, 0)])
+def test_a_step_that_never_started_has_not_succeeded(
+    is_ours: bool, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older srun returns 0 then: the mark, which a job of ours removes at its end, is still there."""
+    monkeypatch.setattr(attempts, "RUNNING_FILE_TIMEOUT_S", 0.5)
+    process = AttemptProcess(["true"], os.environ, str(tmp_path / "r.json"), SRUN, 1.0, is_ours)
+    found = process.wait(("n1",), deque(), lambda: (), lambda: None)
+    assert (found.status, found.reason) == (status, message("supervise/unnoted_end") if status else "success")
+
+
+def test_a_job_that_ends_in_order_says_so_itself(quick: Mpi, tmp_path: Path) -> None:
+    words = [str(quick.mpiexec), "-n", "2", str(quick.python), "-m", "mpiddp", "-c", "pass"]
+    report = str(tmp_path / "r.json")
+    environ = {**single_node_environ(quick), "MPIDDP_ERROR_FILE": report, "MPIDDP_RESTART_COUNT": "0"}
+    process = AttemptProcess(words, environ, report, SRUN, 1.0, is_ours=True)
+    assert process.wait(("n1",), deque(), lambda: (), lambda: None).status == 0
+
+
+@pytest.mark.parametrize(("words", "runs"), [
+    ("python -m mpiddp a.py", True), ("mpiddp a.py", True), ("python -m mpiddp --log-dir d a.py --help", True),
+    ("python -m mpiddp --help", False), ("python -m mpiddp --dry-run --nodes 2", False), ("python a.py", False)])
+def test_which_command_has_to_note_its_end(words: str, runs: bool) -> None:
+    assert runs_job(words.split()) == runs
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(("text", "error"), [("", FileNotFoundError), ("#!/no/such/shell\n", FileNotFoundError),
                                              ("#!/bin/sh\n", PermissionError)], ids=["missing", "no shell", "mode"])
 def test_a_launcher_that_cannot_be_started(tmp_path: Path, text: str, error: type[OSError]) -> None:

@@ -136,7 +136,10 @@ def test_the_ranks_of_a_node(words: str, nodes: int, ranks: int) -> None:
     *((f"flux run {option}", message("supervise/node_options", option=option, launcher="flux run"))
       for option in ("-N2", "--requires=fast")),
     ("mpiexec --hosts n1",
-     message("supervise/node_options", option="--hosts", launcher="MPICH's or Intel MPI's mpiexec")),
+     message("supervise/host_options", option="--hosts", launcher="MPICH's or Intel MPI's mpiexec")),
+    *((f"mpiexec {words}", message("supervise/hostfile_option", option=words.split()[0], program="mpiexec", file="h",
+                                   launcher="MPICH's or Intel MPI's mpiexec"))
+      for words in ("-f h", "--hostfile=h", "-machinefile h")),
     ("flux alloc -n 4", message("supervise/other_subcommand", command="flux alloc", launcher="flux run")),
 ])
 def test_ranks_and_nodes_that_do_not_fit(words: str, error: str) -> None:
@@ -144,9 +147,16 @@ def test_ranks_and_nodes_that_do_not_fit(words: str, error: str) -> None:
         count_ranks_per_node(read_command(words), 2)
 
 
-@pytest.mark.parametrize("option", ["--hosts", "--hostfile", "-f", "-hostlist"])
+@pytest.mark.parametrize("option", ["--hosts", "-hostlist"])
 def test_pals_nodes_are_ours_to_choose(option: str) -> None:
-    error = message("supervise/node_options", option=option, launcher="PALS's mpiexec")
+    error = message("supervise/host_options", option=option, launcher="PALS's mpiexec")
+    with pytest.raises(CommandError, match=f"^{re.escape(error)}$"):
+        read_command(f"mpiexec {option} n1", PALS_PATH)
+
+
+@pytest.mark.parametrize("option", ["--hostfile", "-f"])
+def test_pals_hostfile_is_ours_to_read(option: str) -> None:
+    error = message("supervise/hostfile_option", option=option, launcher="PALS's mpiexec", program="mpiexec", file="n1")
     with pytest.raises(CommandError, match=f"^{re.escape(error)}$"):
         read_command(f"mpiexec {option} n1", PALS_PATH)
 
@@ -207,6 +217,16 @@ def test_the_nodes_of_a_pbs_job(tmp_path: Path, lines: str, nodes: tuple[str, ..
     (tmp_path / "nodes").write_text(lines)
     environ = {"PBS_JOBID": "7.server", "PBS_NODEFILE": str(tmp_path / "nodes")}
     assert allocation.find_allocation(environ, "") == Allocation(nodes, ranks)
+
+
+@pytest.mark.parametrize(("counts", "ranks"), [((2, 2), 2), ((4, 1), 1)])
+def test_the_nodes_of_a_grid_engine_job(tmp_path: Path, counts: tuple[int, int], ranks: int) -> None:
+    """As Grid Engine 8.1.9 writes the file."""
+    lines = (f"n{number} {count} all.q@n{number} UNDEFINED\n" for number, count in enumerate(counts, 4))
+    (tmp_path / "hosts").write_text("".join(lines))
+    environ = {"JOB_ID": "7", "SGE_ROOT": "/var/lib/gridengine", "PE_HOSTFILE": str(tmp_path / "hosts")}
+    assert allocation.find_allocation(environ, "") == Allocation(("n4", "n5"), ranks)
+    assert allocation.find_allocation({}, str(tmp_path / "hosts")) == Allocation(("n4", "n5"), ranks)
 
 
 def test_a_node_file_that_is_gone(quick: Mpi, tmp_path: Path) -> None:

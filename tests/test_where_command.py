@@ -53,7 +53,8 @@ pytestmark = pytest.mark.light
 WHERE = ("-m", "mpiddp.where")
 ABSENT = "  " + message("where/not_in_collective", ranks="rank 1 is", collective="all_reduce")
 SIX = [replace(launcher, whole=True) for launcher in LAUNCHERS]
-CARD = JobEndpoint("mpiddp-1234abcd", "", False, "", socket.gethostname(), "127.0.0.1", 1, "secret", 4, __version__)
+CARD = JobEndpoint("mpiddp-1234abcd", "", False, "", socket.gethostname(), "127.0.0.1", 1, "secret", 4, __version__,
+                   "train.py", time.mktime((2026, 11, 28, 20, 0, 0, 0, 0, -1)))
 
 
 @pytest.fixture
@@ -180,15 +181,41 @@ def test_which_of_several(state: dict[str, str]) -> None:
     assert read_endpoints() == {}
 
 
-def several_jobs(job: str) -> set[str]:
+def several_jobs(job: str, answer: bool = True, host: str = CARD.host) -> set[str]:
     """Return the jobs that a refused request lists; the name that it proposes is that of one alone."""
     with pytest.raises(client.UnansweredError) as caught:
         client.find_endpoint(job)
     known = {"job": job} if job else {}
-    (refusal,) = find("where/several_matches" if job else "where/several_jobs", str(caught.value), **known)
-    assert refusal["number"] == str(len(refusal["jobs"].split(", ")))
+    matches = "where/several_matches" if answer else "where/silent_matches"
+    jobs = "where/several_jobs" if answer else "where/silent_jobs"
+    (refusal,) = find(matches if job else jobs, str(caught.value), **known)
+    rows = [re.split("  +", line.strip()) for line in str(caught.value).splitlines()[1:]]
+    assert rows[0] == ["job", "script", "host", "started"]
+    assert refusal["number"] == str(len(rows) - 1)
+    assert {tuple(row[1:]) for row in rows[1:]} == {("train.py", host, "2026-11-28 20:00")}
     client.find_endpoint(refusal["proposed"])
-    return set(refusal["jobs"].split(", "))
+    return {row[0] for row in rows[1:]}
+
+
+def test_jobs_that_were_killed_on_another_host_do_not_count_as_running(state: dict[str, str]) -> None:
+    """Nobody listens on their ports any more; from here a firewall looks the same."""
+    for name in ("mpiddp-1", "mpiddp-2"):
+        registry.write_endpoint(CARD._replace(run_id=name, host="n005"))
+    assert several_jobs("", answer=False, host="n005") == {"mpiddp-1", "mpiddp-2"}
+    with listening(answer_as_job) as port:
+        registry.write_endpoint(CARD._replace(port=port))
+        assert client.find_endpoint("").run_id == CARD.run_id
+
+
+def test_a_job_without_a_scheduler_shows_its_name(quick: Mpi, state: dict[str, str]) -> None:
+    """By that name and by its script the list shows it; with a scheduler, the number is known."""
+    waits = "from mpiddp.where.registry import read_endpoints as read\nwhile not (found := read()): pass\nprint(found)"
+    done = check(mpiexec(quick, 1, "-c", waits, env=state))
+    (name,) = re.findall(r"^mpiddp \S+: 1 rank on 1 node, .*, job (mpiddp-\w+)$", done.stderr, re.MULTILINE)
+    assert f"run_id='{name}'" in done.stdout
+    assert "script='-c'" in done.stdout
+    numbered = check(mpiexec(quick, 1, "-c", "pass", env={**state, "PBS_JOBID": "5.pbs"}))
+    assert "mpiddp-" not in numbered.stderr
 
 
 def test_a_job_that_cannot_be_seen_from_here_is_named(quick: Mpi, state: dict[str, str]) -> None:
@@ -283,7 +310,7 @@ def test_steps_of_one_job(state: dict[str, str]) -> None:
         registry.write_endpoint(
             CARD._replace(run_id=f"mpiddp-{step}", number="48211", by_slurm=True, step=step, host="n005"))
     assert [client.find_endpoint(f"48211.{step}").name for step in "01"] == ["48211", "48211.1"]
-    assert several_jobs("48211") == {"48211 (mpiddp-0)", "48211.1 (mpiddp-1)"}
+    assert several_jobs("48211", answer=False, host="n005") == {"48211 (mpiddp-0)", "48211.1 (mpiddp-1)"}
 
 
 def test_something_else_in_the_folder(quick: Mpi, state: dict[str, str]) -> None:

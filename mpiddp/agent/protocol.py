@@ -32,7 +32,8 @@ class AgentConfig(NamedTuple):
     `kill_delay_s` after a SIGTERM, shortly before the launcher kills the agent; 0 for never. If no rank has moved for
     `stall_s`, the coordinator prints that, and ends the job if `stall_abort`; 0 for never. It ends a job that has been
     in a deadlock for `blocked_timeout_s`, and after `exit_timeout_s` any job in which a rank has finished and others
-    have not; 0 for never. `may_hang` says what may keep the rank in MPI_Init, empty if nothing is known.
+    have not; 0 for never. `may_hang` says what may keep the rank in MPI_Init, empty if nothing is known. `script` is
+    what the rank runs.
     """
 
     name: str
@@ -50,6 +51,7 @@ class AgentConfig(NamedTuple):
     blocked_timeout_s: float = BLOCKED_EXIT_TIMEOUT_S
     exit_timeout_s: float = 0.0
     may_hang: str = ""
+    script: str = ""
 
 
 # A rank to its agent

@@ -9,7 +9,7 @@ import socket
 import time
 from posix import fork  # os.fork may be a debugger's own, which holds the new process
 
-from ..base.config import BLOCKED_EXIT_TIMEOUT_S, LaunchConfig
+from ..base.config import BLOCKED_EXIT_TIMEOUT_S, LaunchConfig, Script
 from ..base.files import read_text
 from ..base.process import redirect_to_devnull
 from ..base.termination import flush_python
@@ -51,7 +51,15 @@ def make_agent_config(config: LaunchConfig, started_by: launchers.LaunchFacts | 
         blocked_timeout_s=config.exit_timeout_s or BLOCKED_EXIT_TIMEOUT_S,
         exit_timeout_s=config.exit_timeout_s or 0.0,
         may_hang=describe_hang(os.environ),
+        script=describe_script(config.script),
     )
+
+
+def describe_script(script: Script | None) -> str:
+    """Return a script's path or module, and of code from the command line the option alone."""
+    if script is None:
+        return ""
+    return "-c" if script.is_code else script.target
 
 
 def has_silent_stdin(started_by: launchers.LaunchFacts | None) -> bool:

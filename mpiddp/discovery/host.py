@@ -40,9 +40,10 @@ class HostFacts(NamedTuple):
     """A rank's host. Only the lowest rank of a node has `topology`, `interfaces` and `grant`.
 
     `node` is the lowest rank on the same node. `alone` is true if no launcher started the rank. `launcher` and
-    `scheduler` are names of rows in systems/, empty for none. `options` are those
-    of LaunchConfig.job_wide_options(). `script` is None if the caller keeps its own main(). `prefix` is the folder of
-    Python's environment. `shm_bytes` is the size of /dev/shm, `open_files` the limit of open files.
+    `scheduler` are names of rows in systems/, empty for none. The scheduler's job has `job_nodes` nodes, 0 if that is
+    unknown or does not matter. `options` are those of LaunchConfig.job_wide_options(). `script` is None if the caller
+    keeps its own main(). `prefix` is the folder of Python's environment. `shm_bytes` is the size of /dev/shm,
+    `open_files` the limit of open files.
 
     CPUs: the launcher gave this rank `cpus`; its cgroup allows it `allowed` (under Flux the same as `cpus`), whose
     structure is `topology`. `cpus_per_task` is Slurm's --cpus-per-task. `grant` is what a scheduler gave the job of the
@@ -81,6 +82,7 @@ class HostFacts(NamedTuple):
     options: Mapping[str, str] = {}
     launcher: str = ""
     scheduler: str = ""
+    job_nodes: int = 0
     hidden: str = ""
     stop_in_s: float | None = None
     site_warnings: tuple[str, ...] = ()
@@ -138,6 +140,7 @@ def read_host_facts(
         unaddressed=unaddressed,
         launcher=started_by.launcher.name if started_by else "",
         scheduler=scheduler.name if scheduler else "",
+        job_nodes=schedulers.count_unchosen_nodes(environ) if rank == 0 else 0,
         hidden=hidden,
     )
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ..base.config import RESTART_VARIABLE
 from ..systems import schedulers
 from ..systems.launchers import Launcher
 from ..systems.schedulers import FORMAT_VARIABLES, SLURM, Scheduler, read_count
@@ -75,6 +76,12 @@ def find_intended_size(environ: Mapping[str, str]) -> tuple[Scheduler | None, in
     return scheduler, scheduler.size(environ)
 
 
+def count_unchosen_nodes(environ: Mapping[str, str]) -> int:
+    """Return the number of the job's nodes, 0 if it is unknown, or if `mpiddp.supervise` has chosen among them."""
+    scheduler = find_scheduler(environ)
+    return scheduler.count_nodes(environ) if scheduler is not None and RESTART_VARIABLE not in environ else 0
+
+
 def describe_unknown_end(environ: Mapping[str, str]) -> str:
     """Return in words why the end of the job is unknown."""
     scheduler = find_scheduler(environ)
@@ -136,7 +143,8 @@ def run_command(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subproce
 
 def count_requeues(environ: Mapping[str, str]) -> int:
     """Return how often the scheduler has restarted the job."""
-    return max((read_count(row.restarts)(environ) for row in schedulers.SCHEDULERS if row.restarts), default=0)
+    return max((read_count(row.restarts)(environ) for row in schedulers.SCHEDULERS
+                if row.restarts and all(name in environ for name in row.marks)), default=0)
 
 
 def list_slurm_hosts(environ: Mapping[str, str]) -> list[str]:

@@ -137,7 +137,8 @@ def plan_pre_torch(facts: Sequence[HostFacts], config: LaunchConfig, final: bool
             share.numa, choice, probes=place.local_rank == 0 < place.node_rank))
     arguments = config.script.arguments if config.script else ()
     constraint = network.NetworkConstraint(config.interface, config.master_addr)
-    warnings = (*problems.warn_unknown_options(config, len(facts)), *problems.warn_hosts(facts),
+    warnings = (*problems.warn_unknown_options(config, len(facts)), *problems.warn_idle_nodes(facts),
+                *problems.warn_hosts(facts),
                 *problems.warn_site(facts),
                 *network.warn_unused_network(facts, constraint),
                 *problems.warn_local_rank_option(facts, config.local_rank_option, arguments),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ..base.config import LaunchConfig
@@ -11,6 +12,7 @@ from ..base.stderr import print_answer, write_line
 from ..base.text import fold_hosts, format_address, format_columns, format_ranges
 from ..base.version import __version__
 from ..discovery.gpus import Gpu
+from ..discovery.schedulers import find_job
 from ..planning.job import Placement
 from ..systems.statuses import EXIT_USAGE
 
@@ -21,18 +23,21 @@ MAX_ROWS = 10  # nodes of further kinds are only counted
 
 
 def print_start(
-    env: JobEnv, placements: Sequence[Placement], config: LaunchConfig, log_folder: str,
+    env: JobEnv, run_id: str, placements: Sequence[Placement], config: LaunchConfig, log_folder: str,
     show_text: Callable[[str], object],
 ) -> None:
     """Print the start line and the map unless `quiet` is set, and write the map to `map_file` if it is set.
 
-    `log_folder` is empty if there are no logs. `show_text` prints on the terminal.
+    `run_id` is shown if no scheduler has given the job a number. `log_folder` is empty if there are no logs.
+    `show_text` prints on the terminal.
     """
     nodes = "1 node" if env.num_nodes == 1 else f"{env.num_nodes} nodes"
     ranks = "1 rank" if env.world_size == 1 else f"{env.world_size} ranks"
     if not config.quiet:
         start = (f"mpiddp {__version__}: {ranks} on {nodes}, {env.backend} on {env.device.type}, "
                  f"tcp://{format_address(env.master_addr, env.master_port)}")
+        if not find_job(os.environ)[0]:
+            start += f", job {run_id}"  # by this name `mpiddp.where` finds it
         logs = [f"  logs in {log_folder}"] if log_folder else []
         show_text("\n".join([start, *format_map(placements), *logs]))
     write_map(placements, config.map_file)

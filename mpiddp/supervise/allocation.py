@@ -25,6 +25,7 @@ PROBE_TIMEOUT_S = 1.0  # for a node to accept a connection
 BATCH_COMMAND_TIMEOUT_S = 5.0  # for a batch system's command
 CANCEL_TIMEOUT_S = 1.0  # for a command that cancels a step; it goes on in a thread
 SSH_PORT = 22
+DRAINED = "DRAIN"  # in a node's state, as in MIXED+DRAIN
 
 
 class Allocation(NamedTuple):
@@ -63,7 +64,7 @@ def find_allocation(environ: Mapping[str, str], hostfile: str) -> Allocation:
 def read_hostfile(path: str) -> Allocation:
     """Return the hosts in a file; each gets as many ranks as the smallest number of slots.
 
-    A line is one slot, or several: `n1 slots=2` (Open MPI), `n1:2` (MPICH).
+    A line is one slot, or several: `n1 slots=2` (Open MPI), `n1:2` (MPICH), `n1 2 …` (Grid Engine).
     """
     slots_of: Counter[str] = Counter()
     with open(open_for_reading(path), encoding="utf-8") as file:
@@ -71,7 +72,8 @@ def read_hostfile(path: str) -> Allocation:
             words = line.partition("#")[0].split()
             if words:
                 host, _, count = words[0].partition(":")
-                slots = next((word.partition("=")[2] for word in words[1:] if word.startswith("slots=")), count)
+                slots = next((word.removeprefix("slots=") for word in words[1:]
+                              if word.startswith("slots=") or word.isdecimal()), count)
                 slots_of.update([host] * (int(slots) if slots.isdecimal() else 1))
     return Allocation(tuple(slots_of), min(slots_of.values(), default=0))
 
@@ -134,11 +136,23 @@ def find_daemons(nodes: Sequence[str], scheduler: Scheduler) -> dict[str, tuple[
     config = ask_scheduler(*scheduler.ask_config)
     port = (re.findall(scheduler.daemon_port_pattern, config, re.MULTILINE) or [scheduler.daemon_port])[0]
     addresses = {}
-    for line in ask_scheduler(*fill(scheduler.ask_daemons, nodes=",".join(nodes))).splitlines():
-        facts = dict(word.split("=", 1) for word in line.split() if "=" in word)
+    for facts in ask_about_nodes(nodes, scheduler):
         with contextlib.suppress(KeyError, ValueError):
             addresses[facts["NodeName"]] = (facts["NodeAddr"], int(facts.get("Port") or port))
     return addresses
+
+
+def find_drained_nodes(allocation: Allocation) -> tuple[str, ...]:
+    """Return the nodes that an administrator or a health check has drained; the job still has them."""
+    facts = ask_about_nodes(allocation.nodes, allocation.scheduler)
+    drained = {node.get("NodeName") for node in facts if DRAINED in re.split(r"\W", node.get("State", ""))}
+    return tuple(node for node in allocation.nodes if node in drained)
+
+
+def ask_about_nodes(nodes: Sequence[str], scheduler: Scheduler) -> list[dict[str, str]]:
+    """Return what the scheduler's controller prints about each node."""
+    lines = ask_scheduler(*fill(scheduler.ask_daemons, nodes=",".join(nodes))).splitlines()
+    return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines]
 
 
 def is_running(allocation: Allocation) -> bool:

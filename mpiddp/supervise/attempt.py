@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from ..base.config import RUNNING_SUFFIX, STEPS_SUFFIX
+from ..base.files import write_file
 from ..failure.root_cause import ReportKind
 from ..systems.launchers import NO_LAUNCHER, Launcher
 from ..systems.statuses import EXIT_REQUEUE, signal_status
@@ -30,7 +31,9 @@ LOST_NODE_GRACE_S = 0.5  # instead, if a node does not answer: the launcher may 
 TERM_TIMEOUT_S = 2.0  # between SIGTERM and SIGKILL
 TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHELLS = ("sh", "dash", "bash", "ksh", "zsh", "csh", "tcsh", "busybox")
-UNKNOWN_STATUS = 1  # if Open MPI 5's mpirun has lost a node and exits with 0
+# If the launcher exits with 0, but the job has not ended in order: Open MPI 5's mpirun after it has lost a node, or an
+# older srun whose step never started.
+UNKNOWN_STATUS = 1
 # Executes a program that receives SIGTERM when its parent dies (PR_SET_PDEATHSIG, linux/prctl.h), or writes the error
 # to a pipe. This replaces preexec_fn, which may hang on a lock that another thread held at the fork.
 EXEC_CODE = """\
@@ -53,8 +56,13 @@ class AttemptProcess:
     """The process of a launcher, in its own session."""
 
     def __init__(self, words: Sequence[str], environ: Mapping[str, str], report: str, launcher: Launcher,
-                 abort_grace_s: float) -> None:
-        """Start it; raise OSError if the program cannot be run. A failed job writes the file `report`."""
+                 abort_grace_s: float, is_ours: bool = False) -> None:
+        """Start it; raise OSError if the program cannot be run. A failed job writes the file `report`.
+
+        A job of ours removes the mark that it runs when it ends in order. If the command `is_ours`, it has to.
+        """
+        if is_ours:
+            write_file(report + RUNNING_SUFFIX, "")
         self._report, self._launcher = report, launcher
         self._grace_s = abort_grace_s + EXTRA_GRACE_S
         self._ending: list[psutil.Process] = []  # children of a launcher script that received a termination signal
@@ -122,6 +130,9 @@ class AttemptProcess:
         if status and report.get("kind") != ReportKind.ERROR and not silent:
             silent = find_silent()  # again: a node's programs end before its daemon
         attempt = make_attempt(nodes, ended_s - self._began_s, status, report)._replace(silent=silent)
+        if status and not report and not self._process.returncode:
+            attempt = attempt._replace(cause="the launcher exited with status 0, but the job never started or was cut "
+                                       "off, or its nodes do not share the folder of --dir")
         return attempt._replace(steps=self._steps()) if status in (0, EXIT_REQUEUE) and not report else attempt
 
     def _steps(self) -> int | None:
@@ -134,9 +145,9 @@ class AttemptProcess:
             return None
 
     def _has_failed(self) -> bool:
-        """Return whether the job failed; status 0 of a launcher that hides losses does not prove success."""
-        if self._process.returncode != 0 or not self._launcher.hides_losses:
-            return self._process.returncode != 0
+        """Return whether the job failed; a launcher's status 0 does not prove success."""
+        if self._process.returncode != 0:
+            return True
         try:
             os.close(os.open(self._report + RUNNING_SUFFIX, os.O_RDONLY))  # opening makes NFS ask its server
         except OSError:

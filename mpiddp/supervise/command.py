@@ -63,10 +63,7 @@ def parse_command(command: Sequence[str], version: str, is_program: Callable[[st
     begin = find_program(command, length, launcher.values, is_program)
     options = command[length:begin]
     rest, error_file, abort_grace = take_our_options(command[begin:])
-    for option in options:
-        if name_option(option, launcher) in launcher.chooses:
-            raise CommandError(f"remove {option}: mpiddp.supervise chooses the nodes for {launcher.name}; to set their "
-                               "number, give --nodes N before the command")
+    check_options(command[0], options, launcher)
     if not rest:
         raise CommandError(f"no program found after the launcher's options: {' '.join(command)}")
     if launcher.is_mpiexec and ":" in rest:
@@ -76,6 +73,21 @@ def parse_command(command: Sequence[str], version: str, is_program: Callable[[st
     options, tasks_per_node = take_number(options, launcher, launcher.per_node)
     return Command(launcher, tuple(command[:length]), tuple(options), rest, tasks, tasks_per_node, error_file,
                    abort_grace)
+
+
+def check_options(program: str, options: Sequence[str], launcher: Launcher) -> None:
+    """Raise CommandError if the launcher's options choose nodes."""
+    for position, option in enumerate(options):
+        name = name_option(option, launcher)
+        if name in launcher.hostfiles:
+            file = option[len(name):].removeprefix("=") or next(iter(options[position + 1:]), "FILE")
+            raise CommandError(f"move {option} before {program}, as --hostfile: mpiddp.supervise chooses the nodes for "
+                               f"{launcher.name}; write python -m mpiddp.supervise --hostfile {file} {program}")
+        if name in launcher.chooses:
+            others = ("" if not launcher.hostfiles else "; without a batch system, list them in a file, one line for "
+                      "each rank, and give --hostfile FILE there")
+            raise CommandError(f"remove {option}: mpiddp.supervise chooses the nodes for {launcher.name}; to set their "
+                               f"number, give --nodes N before the command{others}")
 
 
 def find_program(
@@ -94,16 +106,28 @@ def find_program(
     return min(position, len(command))
 
 
+def find_our_options(words: Sequence[str]) -> int:
+    """Return the index behind `-m mpiddp` or `mpiddp`, 0 if there is none."""
+    by_module = [position + 2 for position, pair in enumerate(pairwise(words)) if pair == ("-m", "mpiddp")]
+    begins = by_module or [position + 1 for position, word in enumerate(words) if os.path.basename(word) == "mpiddp"]
+    return next(iter(begins), 0)
+
+
+def runs_job(words: Sequence[str]) -> bool:
+    """Return whether these words run a script through `python -m mpiddp`; other options only print something."""
+    begin = find_our_options(words)
+    return begin > 0 and not {"-h", "--help", "--version", "--dry-run"} & {*split_command(words[begin:])[0]}
+
+
 def take_our_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
     """Return the words without mpiddp's --error-file, and the values of it and of --abort-grace, empty if not given.
 
     mpiddp's options are between `-m mpiddp` or `mpiddp` and the script.
     """
-    by_module = [position + 2 for position, pair in enumerate(pairwise(words)) if pair == ("-m", "mpiddp")]
-    begins = by_module or [position + 1 for position, word in enumerate(words) if os.path.basename(word) == "mpiddp"]
-    if not begins:
+    begin = find_our_options(words)
+    if not begin:
         return tuple(words), "", ""
-    ours, script = split_command(words[begins[0]:])
+    ours, script = split_command(words[begin:])
     values = {"--error-file": "", "--abort-grace": ""}
     left = []
     while ours:
@@ -112,7 +136,7 @@ def take_our_options(words: Sequence[str]) -> tuple[tuple[str, ...], str, str]:
             values[name] = value if is_given or not ours else ours.pop(0)
         if name != "--error-file":
             left.append(f"{name}={values[name]}" if name in values else name + is_given + value)
-    return (*words[:begins[0]], *left, *script), values["--error-file"], values["--abort-grace"]
+    return (*words[:begin], *left, *script), values["--error-file"], values["--abort-grace"]
 
 
 def name_option(word: str, launcher: Launcher) -> str:

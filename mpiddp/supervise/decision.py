@@ -48,8 +48,9 @@ class Attempt(NamedTuple):
     It ran on `nodes` for `seconds`, and its launcher ended with `status`. From its report: `kind`, `cause`, `where` and
     `signal` as in failure/root_cause.py, the `rank` and its `host`. Without a report all are empty, and `rank` is None;
     so are `host` and `rank` if no rank is to blame. `outside`: a signal was sent to the whole job. `device` is the line
-    of its error that names a faulty device. `silent` are the nodes that did not answer a probe afterwards. `steps` is
-    None if the job counts none. `has_progressed`: it wrote a checkpoint, None without --progress-file.
+    of its error that names a faulty device. `silent` are the nodes that did not answer a probe afterwards, `drained`
+    are those of the allocation that the scheduler gives to no new job. `steps` is None if the job counts none.
+    `has_progressed`: it wrote a checkpoint, None without --progress-file.
     """
 
     nodes: tuple[str, ...]
@@ -64,6 +65,7 @@ class Attempt(NamedTuple):
     outside: bool = False
     device: str = ""
     silent: tuple[str, ...] = ()
+    drained: tuple[str, ...] = ()
     steps: int | None = None
     has_progressed: bool | None = None
 
@@ -269,7 +271,8 @@ def find_suspects(attempts: Sequence[Attempt], pool: Sequence[str]) -> list[Susp
     node_of = make_node_lookup(pool)
     faults: list[tuple[str, int]] = []  # which a node may have caused: host and rank
     for number, attempt in enumerate(attempts):
-        evidence = {host: f"{host} does not answer, or is no longer part of the job" for host in attempt.silent}
+        evidence = {**{host: f"{host} is drained" for host in attempt.drained},
+                    **{host: f"{host} does not answer, or is no longer part of the job" for host in attempt.silent}}
         if attempt.rank is not None and not attempt.outside:
             is_bug = number > 0 and bool(describe_same_failure(attempts[number - 1], attempt))
             if attempt.device and was_on_other_node(attempts[number - 1:number], attempt) and is_bug:

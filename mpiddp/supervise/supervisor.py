@@ -27,9 +27,17 @@ from ..failure.root_cause import ReportKind
 from ..systems.launchers import JobStep
 from ..systems.schedulers import NO_SCHEDULER
 from ..systems.statuses import EXIT_REQUEUE, signal_status
-from .allocation import Allocation, find_silent_nodes, find_time_left_s, has_controller, is_running, kill_step
+from .allocation import (
+    Allocation,
+    find_drained_nodes,
+    find_silent_nodes,
+    find_time_left_s,
+    has_controller,
+    is_running,
+    kill_step,
+)
 from .attempt import TERMINATION_SIGNALS, AttemptProcess
-from .command import Command, make_command
+from .command import Command, make_command, runs_job
 from .decision import (
     Action,
     Attempt,
@@ -44,6 +52,7 @@ from .decision import (
 
 ENDING_SIGNALS = (*TERMINATION_SIGNALS, signal.SIGUSR1)  # no attempt is started after these
 SIGNALS = (*ENDING_SIGNALS, signal.SIGUSR2, signal.SIGQUIT)
+PATHS = ("PATH", "LD_LIBRARY_PATH")  # which ssh does not pass to other nodes
 FRUITLESS_FILE, REQUEUES_FILE = "fruitless", "requeues"  # names of files
 CONTROLLER_TIMEOUT_S = 300.0  # for Slurm's controller to answer; another one takes over after 120 s (SlurmctldTimeout)
 CONTROLLER_INTERVAL_S = 1.0
@@ -89,7 +98,9 @@ class Supervisor:
     def run(self) -> int:
         """Run attempts until one succeeds or a restart makes no sense; return the exit status."""
         plan = self._plan
-        nodes = plan.allocation.nodes[:plan.nodes]
+        drained = find_drained_nodes(plan.allocation)
+        chosen = sorted(plan.allocation.nodes, key=drained.__contains__)[:plan.nodes]
+        nodes = tuple(node for node in plan.allocation.nodes if node in chosen)
         if plan.allocation.scheduler is NO_SCHEDULER:  # a scheduler reports which nodes answer
             Thread(target=self._find_unreachable, daemon=True).start()
         while True:
@@ -121,10 +132,12 @@ class Supervisor:
                      "SLURM_OVERLAP": "1"}  # like --overlap, for the daemons of an mpirun
         if plan.stop_before_s is not None:
             variables["MPIDDP_STOP_BEFORE"] = str(plan.stop_before_s)
-        words = make_command(plan.command, JobStep(nodes, plan.tasks_per_node, step, [*variables]))
+        passed = [*(name for name in PATHS if name in os.environ), *variables]
+        words = make_command(plan.command, JobStep(nodes, plan.tasks_per_node, step, passed))
         before = read_checkpoint_state(plan.progress_file)
         self._signals.clear()  # those between two attempts
-        process = AttemptProcess(words, {**os.environ, **variables}, report, plan.command.launcher, plan.abort_grace_s)
+        process = AttemptProcess(words, {**os.environ, **variables}, report, plan.command.launcher, plan.abort_grace_s,
+                                 plan.command.launcher.is_step and runs_job(plan.command.rest))
         if self._signal and self._signal not in self._signals:  # received since the decision to start
             self._signals.extendleft(self._repeat(self._signal))
         attempt = process.wait(
@@ -132,6 +145,8 @@ class Supervisor:
         may_start_again = attempt.status and not (attempt.has_stopped or attempt.is_explained)
         if may_start_again and self._wait_for_controller() and attempt.kind != ReportKind.ERROR:
             attempt = attempt._replace(silent=tuple(dict.fromkeys((*attempt.silent, *self._find_silent(nodes)))))
+        if may_start_again:
+            attempt = attempt._replace(drained=find_drained_nodes(plan.allocation))
         if attempt.status and plan.error_file and os.path.exists(report):
             write_file(plan.error_file, Path(report).read_text(encoding="utf-8"))
         after = read_checkpoint_state(plan.progress_file)

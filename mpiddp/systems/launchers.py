@@ -20,8 +20,8 @@ PARASTATION_VARIABLE = "PS_JOB_SIZE"  # set by ParaStation's mpiexec and by srun
 PALS_VARIABLE = "PALS_APINFO"
 MPI_PROGRAM = r"(?!mpirun_rsh$)(mpirun|mpiexec|orterun|prterun).*"
 MPI_COUNTS = ("-n", "-np", "--n", "--np", "-c")
-MPI_NODES = ("-H", "-host", "--host", "-hosts", "--hosts", "-machinefile", "--machinefile", "-hostfile",
-             "--hostfile", "-f", "-grr", "-rr")
+MPI_HOSTFILES = ("-machinefile", "--machinefile", "-hostfile", "--hostfile", "-f")
+MPI_NODES = ("-H", "-host", "--host", "-hosts", "--hosts", *MPI_HOSTFILES, "-grr", "-rr")
 MPI_VALUES = {
     **dict.fromkeys((
         *MPI_COUNTS, "-x", "--bind-to", "-bind-to", "--map-by", "-map-by", "--rank-by", "-wdir", "--wdir", "-wd",
@@ -95,12 +95,12 @@ class Launcher(NamedTuple):
     launcher sends SIGKILL; 0 if that takes long.
 
     Command line: `command` starts ranks. `program` is a regular expression for the program's name, `path` for its path
-    with links resolved, and `version` for the output of --version. `chooses` choose nodes, `counts` set the number of
-    ranks, `per_node` the ranks of each node, and `values` has the number of words that follow an option. `step_options`
-    yields the options that start a JobStep; without it `mpiddp.supervise` cannot choose nodes. `is_mpiexec`: ':'
-    separates programs, as in the MPI standard; other launchers' short options may be joined to their value. It needs an
-    allocation of `system`, or of none. `interrupts` is the number of SIGINTs that end a job. `ends_by_quit`: SIGQUIT
-    ends it; others forward SIGQUIT to the ranks. `hides_losses`: its status may be 0 after a loss.
+    with links resolved, and `version` for the output of --version. `chooses` choose nodes, those in `hostfiles` by a
+    file, `counts` set the number of ranks, `per_node` the ranks of each node, and `values` has the number of words that
+    follow an option. `step_options` yields the options that start a JobStep; without it `mpiddp.supervise` cannot
+    choose nodes. `is_mpiexec`: ':' separates programs, as in the MPI standard; other launchers' short options may be
+    joined to their value. It needs an allocation of `system`, or of none. `interrupts` is the number of SIGINTs that
+    end a job. `ends_by_quit`: SIGQUIT ends it; others forward SIGQUIT to the ranks.
 
     In job scripts: `names` are its options' names (directives.py) by those that it has for them, `flags` the options
     that take no value, and `verbs` the words that may stand in the place of the command's second one; of these, all but
@@ -109,8 +109,8 @@ class Launcher(NamedTuple):
     without which it gets no GPUs.
 
     Messages: the options for the number of ranks on a node (with {} for it), for a rank's cores, against its own
-    binding, for passing variables on, and for showing each rank all GPUs of its node or only its own; empty if it has
-    none. `tested` says what we saw of it.
+    binding, for passing variables on, for showing each rank all GPUs of its node or only its own, and for the nodes in
+    a file (`on_hosts`, if it may not know the scheduler's); empty if it has none. `tested` says what we saw of it.
     """
 
     name: str
@@ -152,13 +152,13 @@ class Launcher(NamedTuple):
     counts: tuple[str, ...] = ()
     per_node: tuple[str, ...] = ()
     chooses: tuple[str, ...] = ()
+    hostfiles: tuple[str, ...] = ()
     values: Mapping[str, int] = {}
     step_options: Callable[[JobStep], Iterator[str]] | None = None
     is_mpiexec: bool = False
     system: Scheduler | None = None
     interrupts: int = 1
     ends_by_quit: bool = False
-    hides_losses: bool = False
 
     names: Mapping[str, str] = {}
     flags: frozenset[str] = frozenset()
@@ -173,6 +173,7 @@ class Launcher(NamedTuple):
     export: str = ""
     all_gpus: str = ""
     own_gpu: str = ""
+    on_hosts: str = ""
     tested: str = "no: from its documents"
 
     @property
@@ -282,11 +283,11 @@ MPIRUN = Launcher(
     ("OMPI_COMM_WORLD_LOCAL_SIZE",), marks=("OMPI_COMM_WORLD_SIZE",),  # flux run -o mpi=spectrum sets a rank alone
     in_task=is_mpirun_in_step, own=frozenset({PMIX}), library=OPEN_MPI,
     command="mpirun", program=MPI_PROGRAM, version=r"Open MPI|OpenRTE|PRRTE|open-mpi", counts=MPI_COUNTS,
-    per_node=("-N", "-npernode", "--npernode"), chooses=MPI_NODES, values=MPI_VALUES,
+    per_node=("-N", "-npernode", "--npernode"), chooses=MPI_NODES, hostfiles=MPI_HOSTFILES, values=MPI_VALUES,
     names=MPI_NAMES, flags=MPI_FLAGS, step_options=open_mpi_options, is_mpiexec=True, ends_by_quit=True,
-    hides_losses=True, kill_delay_s=0.2,  # SIGKILL follows after 0.25 s (5.0) or 1 s (4.1)
+    kill_delay_s=0.2,  # SIGKILL follows after 0.25 s (5.0) or 1 s (4.1)
     ranks_per_node="--map-by ppr:{}:node", cores="--map-by slot:PE=N", unbound="--bind-to none", export="-x NAME",
-    tested="versions 4.1 and 5")
+    on_hosts="--hostfile {} -x PATH", tested="versions 4.1 and 5")
 # A numeric SLURM_STEP_ID means srun where psslurm has taken slurmd's place. It reads the variable in `options`, and of
 # --mpi only "none" (psslurm, getPMIType()).
 PARASTATION = Launcher(
@@ -304,9 +305,11 @@ HYDRA = Launcher(
     stdin_option="--stdin",  # Intel's daemon gets it for mpiexec -s
     hides_always=("PMIX_",),  # MPICH gives up if it finds srun's PMIx beside its own mpiexec
     command="mpiexec", program=MPI_PROGRAM, counts=MPI_COUNTS, per_node=("-ppn", "--ppn", "-perhost"),
-    chooses=MPI_NODES, values=MPI_VALUES, flags=MPI_FLAGS, step_options=hydra_options, is_mpiexec=True,
+    chooses=MPI_NODES, hostfiles=MPI_HOSTFILES, values=MPI_VALUES, flags=MPI_FLAGS, step_options=hydra_options,
+    is_mpiexec=True,
     signals_all=True,  # it kills by process group alone: what a rank has started would live on in another group
-    ranks_per_node="-ppn {}", unbound="-bind-to none", export="-genvall", tested="MPICH 5, Intel MPI 2021")
+    ranks_per_node="-ppn {}", unbound="-bind-to none", export="-genvall", on_hosts="-f {}",
+    tested="MPICH 5, Intel MPI 2021")
 SRUN = Launcher(
     "srun", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS",), ("SLURM_LOCALID",), node_ranks=("SLURM_NODEID",),
     nodes=("SLURM_STEP_NUM_NODES",), fits=is_slurm_step_with_interface, alone=is_slurm_step,
@@ -358,6 +361,7 @@ PALS = Launcher(
     per_node=("-ppn", "--ppn"),
     chooses=("-host", "--host", "-hosts", "--hosts", "-hostlist", "--hostlist", "-f", "-hostfile", "--hostfile",
              "-configfile", "--configfile"),
+    hostfiles=("-f", "-hostfile", "--hostfile"),
     values=dict.fromkeys((
         "-d", "-depth", "--depth", "--cpu-bind", "--mem-bind", "-env", "--env", "-envlist", "--envlist", "-wdir",
         "--wdir", "-umask", "--umask", "-path", "--path", "-soft", "--soft", "--pmi", "--rlimits", "--include-tasks",

@@ -1,8 +1,8 @@
 """The schedulers that run jobs, a row each: their variables, their commands, and the names of their options.
 
 Sources: sbatch(1), squeue(1), flux-environment(7), pbs_job_attributes(7B), bsub(1), sge_pe(5), and the documents of
-HTCondor, the MPI Operator and AWS Batch. A real Slurm runs in the tests; the variables and commands of Flux were tried
-with Flux 0.88, by hand; the others are known from reading alone.
+HTCondor, the MPI Operator and AWS Batch. A real Slurm runs in the tests; the variables and commands of Flux 0.88 and of
+Grid Engine 8.1.9 were tried by hand; the others are known from reading alone.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ class Scheduler(NamedTuple):
 
     Size: `size` returns for how many ranks, or at least nodes (`unit`), a job is meant, 0 if unknown; `size_command`
     prints it if the process `is_instance`: the script or shell of the job, and no task in it. If the scheduler starts a
-    process on each node, the variable `process` numbers these. `node_list` holds the names of the job's nodes,
-    `node_file` returns the path of a file of them, and `tasks_per_node` holds the number of ranks on each. `cpus` are
+    process on each node, the variable `process` numbers these. `count_nodes` returns the number of nodes, 0 if unknown.
+    `node_list` holds the names of the job's nodes, `node_file` returns the path of a file of them, and `tasks_per_node`
+    holds the number of ranks on each. `cpus` are
     the variables with the number of CPUs of a node that the job has; that in `each` counts for each process of the job.
     `restarts` counts how often the scheduler has restarted the job.
 
@@ -61,7 +62,9 @@ class Scheduler(NamedTuple):
 
     Messages: the options for the ranks of a node (`tasks_option`), for the GPUs of a node (`gpus`, with {} for their
     number), more cores of a rank (`cores`), leaving out nodes (`exclude`), more memory (`memory`), and what shows a
-    job's use of it (`memory_use`); empty if sites differ. `tested` says what we saw of it.
+    job's use of it (`memory_use`); empty if sites differ. `hostfile` is the shell's word for a file with a line for
+    each rank, which MPI's launchers can read, and `make_hostfile` the shell's command that writes it. `tested` says
+    what we saw of it.
 
     Job scripts: `directives` is how it reads them, None if it reads none.
     """
@@ -79,6 +82,7 @@ class Scheduler(NamedTuple):
     size_command: tuple[str, ...] = ()
     unit: str = "nodes"
     process: str = ""
+    count_nodes: Callable[[Environ], int] = lambda _: 0
     node_list: str = ""
     node_file: Callable[[Environ], str] = lambda _: ""
     tasks_per_node: tuple[str, ...] = ()
@@ -110,18 +114,20 @@ class Scheduler(NamedTuple):
     exclude: str = ""
     memory: str = ""
     memory_use: str = ""
+    hostfile: str = ""
+    make_hostfile: str = ""
     tested: str = "no: from its documents"
 
     directives: Directives | None = None
 
 
-def count_pbs_slots(environ: Environ) -> int:
-    """Return the number of lines of the file PBS_NODEFILE: one for each MPI process that was asked for (mpiprocs)."""
+def list_pbs_slots(environ: Environ) -> list[str]:
+    """Return the lines of the file PBS_NODEFILE: a node for each MPI process that was asked for (mpiprocs)."""
     try:
         with open(environ.get("PBS_NODEFILE", ""), encoding="utf-8", errors="replace") as file:
-            return len(file.read().split())
+            return file.read().split()
     except OSError:
-        return 0
+        return []
 
 
 def count_lsf_hosts(environ: Environ) -> int:
@@ -187,6 +193,18 @@ def name_slurm_job(environ: Environ) -> str:
     return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
+def parse_sge_end(text: str, _: float) -> float:
+    """Return the end from `qstat -xml -j`: a start, and h_rt in seconds; raise ValueError if one is missing.
+
+    The elements of an array that run have a start each, and the output does not tell which one is this job's.
+    """
+    limits = re.findall(r"<CE_name>h_rt</CE_name>.*?<CE_doubleval>([\d.]+)<", text, re.DOTALL)
+    starts = re.findall(r"<JAT_start_time>(\d+)<", text)
+    if len(starts) != 1 or not limits:
+        raise ValueError(text)
+    return int(starts[0]) + min(map(float, limits))
+
+
 def name_lsf_job(environ: Environ) -> str:
     """Return the job's name in LSF's commands: a number alone means a whole array (man bjobs)."""
     element = environ.get("LSB_JOBINDEX", "")
@@ -196,7 +214,8 @@ def name_lsf_job(environ: Environ) -> str:
 NO_SCHEDULER = Scheduler("")
 SLURM = Scheduler(
     "Slurm", ("SLURM_JOB_ID",), step="SLURM_STEP_ID", job_name=name_slurm_job, size=read_count("SLURM_NTASKS"),
-    unit="tasks", tasks_per_node=("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), node_list="SLURM_JOB_NODELIST",
+    unit="tasks", count_nodes=read_count("SLURM_JOB_NUM_NODES"), node_list="SLURM_JOB_NODELIST",
+    tasks_per_node=("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
     cpus=("SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"), restarts="SLURM_RESTART_COUNT",
     end="SLURM_JOB_END_TIME", ask_end=("squeue", "--noheader", "--jobs={job}", "--format=%e"),
     parse_end=lambda text, _: parse_time(text),
@@ -219,18 +238,25 @@ FLUX = Scheduler(
     gpus="--gpus-per-node={}", cores="--cores-per-task", exclude="--requires='not hosts:{}'",
     tested="version 0.88, by hand", directives=forms.FLUX)
 PBS = Scheduler(
-    "PBS", ("PBS_JOBID",), split_job=lambda text: (text.partition(".")[0], ""), size=count_pbs_slots,
-    unit="MPI processes", submit="qsub", node_file=lambda environ: environ.get("PBS_NODEFILE", ""), cpus=("NCPUS",),
+    "PBS", ("PBS_JOBID",), split_job=lambda text: (text.partition(".")[0], ""),
+    size=lambda environ: len(list_pbs_slots(environ)), unit="MPI processes",
+    count_nodes=lambda environ: len(set(list_pbs_slots(environ))), hostfile="$PBS_NODEFILE",
+    submit="qsub", node_file=lambda environ: environ.get("PBS_NODEFILE", ""), cpus=("NCPUS",),
     each="NCPUS",  # PBS gives it the value of OMP_NUM_THREADS
     ask_end=("qstat", "-f", "{job}"), parse_end=parse_pbs_end, gpus="-l select=…:ngpus={}", cores="-l select=…:ncpus=",
     memory="-l select=…:mem=", memory_use="qstat -xf: resources_used.mem", directives=forms.PBS)
 LSF = Scheduler(
     "LSF", ("LSB_JOBID",), submit="bsub", element="LSB_JOBINDEX", job_name=name_lsf_job, size=count_lsf_hosts,
+    count_nodes=count_lsf_hosts, hostfile="$LSB_DJOB_HOSTFILE",
     cpus=("LSB_MCPU_HOSTS",), ask_end=("bjobs", "-noheader", "-o", "time_left", "{job}"), parse_end=parse_lsf_end,
     gpus="-gpu num={}", cores="-n", memory="-M", memory_use="bjobs -l: MAX MEM",
     directives=forms.LSF)
 SGE = Scheduler(  # JOB_ID is a common name
-    "SGE", ("JOB_ID",), marks=("SGE_ROOT",), element="SGE_TASK_ID", size=read_count("NHOSTS"), cpus=(PE_HOSTFILE,))
+    "SGE", ("JOB_ID",), marks=("SGE_ROOT",), element="SGE_TASK_ID", size=read_count("NHOSTS"),
+    count_nodes=read_count("NHOSTS"), node_file=lambda environ: environ.get(PE_HOSTFILE, ""), cpus=(PE_HOSTFILE,),
+    restarts="RESTARTED", submit="qsub", ask_end=("qstat", "-xml", "-j", "{job}"), parse_end=parse_sge_end,
+    hostfile="$TMPDIR/hosts", make_hostfile=f"awk '{{while ($2--) print $1}}' ${PE_HOSTFILE} > $TMPDIR/hosts",
+    tested="version 8.1.9, by hand")
 HTCONDOR = Scheduler("HTCondor", ("_CONDOR_PROCNO",), has_number=False, size=read_count("_CONDOR_NPROCS"),
                      process="_CONDOR_PROCNO")
 AWS_BATCH = Scheduler("AWS Batch", ("AWS_BATCH_JOB_ID",), size=read_count("AWS_BATCH_JOB_NUM_NODES"),

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
 
-from ..base.text import join_names
+from ..base.text import format_columns, join_names
 from ..base.version import __version__
 from ..discovery.schedulers import name_job, run_command
 from ..ipc.authentication import connect
@@ -84,13 +84,16 @@ def find_endpoint(job: str) -> JobEndpoint:
                    and wanted.partition(".")[0] == endpoint.number)}
     matches = list(by_path.values())
     if len(matches) > 1:
-        matches = select_running(by_path) or (matches if job else [])
-    if len(matches) == 1:
-        return matches[0]
+        running, silent = find_running(by_path)
+        matches = running or silent or (matches if job else [])
+        if len(matches) > 1:
+            which = f"that match {job}" if job else "of yours"
+            problem = (f"{len(matches)} jobs {which} are running" if running else
+                       f"none of {len(matches)} jobs {which} answers on this host, and they may be over")
+            raise UnansweredError("\n".join([f"{problem}; name one: python -m mpiddp.where {name_alone(matches)}",
+                                             *list_jobs(matches)]))
     if matches:
-        problem = f"{job} matches {len(matches)} jobs" if job else f"{len(matches)} jobs of yours are running"
-        names = join_names([match.full_name for match in matches])
-        raise UnansweredError(f"{problem}: {names}; name one: python -m mpiddp.where {name_alone(matches)}")
+        return matches[0]
     if not job:
         raise UnansweredError("no job of yours runs under `python -m mpiddp`, or it is still starting")
     others = f"; jobs found: {join_names([endpoint.name for endpoint in endpoints.values()])}" if endpoints else ""
@@ -104,18 +107,27 @@ def name_alone(endpoints: Sequence[JobEndpoint]) -> str:
     return first.run_id if any(name in other.names for other in others) else name
 
 
+def list_jobs(endpoints: Sequence[JobEndpoint]) -> list[str]:
+    """Return the lines of a table of jobs."""
+    rows = [(endpoint.full_name, endpoint.script, endpoint.host,
+             time.strftime("%Y-%m-%d %H:%M", time.localtime(endpoint.started_s)) if endpoint.started_s else "")
+            for endpoint in endpoints]
+    return format_columns([("job", "script", "host", "started"), *rows])
+
+
 def describe_unseen(shown: JobEndpoint) -> str:
     """Return in words which jobs besides the one `shown` may run, but cannot be seen from this host; empty for none."""
     others = {path: endpoint for path, endpoint in read_endpoints().items() if endpoint.run_id != shown.run_id}
-    unseen = select_running(others) if others else []
+    running, silent = find_running(others) if others else ([], [])
+    unseen = running or silent
     if not unseen:
         return ""
     names = join_names([f"{endpoint.full_name} on {endpoint.host}" for endpoint in unseen])
     return f"not shown: {names}; name one: python -m mpiddp.where {name_alone(unseen)}"
 
 
-def select_running(endpoints: Mapping[str, JobEndpoint]) -> list[JobEndpoint]:
-    """Return the endpoints, given by their files, of running jobs; if none is known to run, of those that may run.
+def find_running(endpoints: Mapping[str, JobEndpoint]) -> tuple[list[JobEndpoint], list[JobEndpoint]]:
+    """Ask the jobs of these endpoints, given by their files; return those that answer, and others that may run.
 
     Removes the files of jobs that are over. An unreachable job may run if Slurm lists it, or its file is not outdated.
     """
@@ -128,8 +140,8 @@ def select_running(endpoints: Mapping[str, JobEndpoint]) -> list[JobEndpoint]:
             unknown.pop(path, None)
             remove_file(path)
     running = [endpoint for path, endpoint in endpoints.items() if states[path] is JobState.RUNS]
-    return running or [endpoint for endpoint in unknown.values()
-                       if not endpoint.by_slurm or queued is None or endpoint.number in queued]
+    return running, [endpoint for endpoint in unknown.values()
+                     if not endpoint.by_slurm or queued is None or endpoint.number in queued]
 
 
 def is_outdated(path: str, endpoint: JobEndpoint) -> bool:

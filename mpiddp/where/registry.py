@@ -18,7 +18,7 @@ MAX_FILE_BYTES = 2**16  # an endpoint has a few hundred
 
 
 class JobEndpoint(NamedTuple):
-    """The names of a job, and the address of its coordinator."""
+    """The names of a job, and the address of its coordinator; `started_s` is the time.time() of its start."""
 
     run_id: str  # mpiddp's own name for the job
     number: str  # the scheduler's job number; empty without a scheduler
@@ -30,6 +30,8 @@ class JobEndpoint(NamedTuple):
     token: str  # the secret by which a client authenticates
     ranks: int  # their number
     version: str  # of mpiddp
+    script: str = ""
+    started_s: float = 0.0
 
     @property
     def name(self) -> str:
