@@ -82,7 +82,7 @@ class CoordinatorServer:
         """Admit this process's own rank, and make the job visible to `mpiddp.where`."""
         self.handle(events.OwnRankJoined(OWN_LINK, member))
         endpoint = JobEndpoint(member.run_id, *find_job_number(), member.host, self._request.address, self.port,
-                           self._request.token, member.world_size, __version__, self._watched.script, time.time())
+                           self._request.token, member.world_size, __version__, self._config.script, time.time())
         self._endpoint = endpoint
         if RESTART_VARIABLE in os.environ and member.error_file:
             self._running_mark = f"{member.error_file}{RUNNING_SUFFIX}"

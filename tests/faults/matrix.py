@@ -54,18 +54,7 @@ class Launcher:
         """Return the environment for its jobs."""
         return self.mpi.environ() if self.srun else single_node_environ(self.mpi)
 
-    def may_show(self, status: int, kind: str) -> bool:
-        """Tell whether this launcher may report another status than the job's.
 
-        If a rank dies without a word, Hydra and srun kill the other ranks and report the status that comes of
-        that. Slurm's pmi2 does so as soon as one rank has exited, perhaps before the others have.
-        """
-        if not self.srun:
-            return status != 0 and kind in MUTE and self.mpi.name == "mpich"
-        return status == 137 and (self.mpi.pmi == "pmi2" or kind in MUTE)
-
-
-MUTE = ("native-exit", *(kind for kind in STATUSES if kind.startswith("SIG") and kind != "SIGSTOP"))
 LAUNCHERS = [
     Launcher("Open MPI 4.1 mpirun", MPIS["openmpi4"], False), Launcher("Open MPI 5 mpirun", MPIS["openmpi5"], False),
     Launcher("MPICH mpiexec", MPIS["mpich"], False), Launcher("srun pmix", MPIS["openmpi4"], True),
@@ -115,7 +104,7 @@ class Outcome:
             found.append("hang")
         if self.lost:
             found.append(f"left {self.lost}")
-        if self.status != self.expected and not self.launcher.may_show(self.status, self.kind):
+        if self.status != self.expected:
             found.append(f"status {self.status}, not {self.expected}")
         if not self.named:
             found.append("cause not named, or not once")
