@@ -357,7 +357,8 @@ def test_the_block_on_a_killed_rank_says_where_to_look() -> None:
     killed = Report(5, "n2", ReportKind.PROCESS_EXIT, describe_signal(9, out_of_memory=False), 137, signal="SIGKILL")
     advice = message("launch/check_memory", commands="dmesg on the node")
     assert f"\n  do       {advice}\n" in format_failure(RootCause(killed), None, 1.0)
-    assert "\n  do  " not in format_failure(RootCause(killed._replace(signal="SIGSEGV")), None, 1.0)
+    crashed = killed._replace(cause=describe_signal(11, out_of_memory=False), signal="SIGSEGV")
+    assert "\n  do  " not in format_failure(RootCause(crashed), None, 1.0)
     assert killed.cause == message("launch/killed_by_sigkill")
     assert describe_signal(9, out_of_memory=True) == message("launch/out_of_memory")
 

@@ -249,8 +249,8 @@ def warn_independent_ranks(job: RunningJob, config: LaunchConfig) -> None:
     job.has_warned_independent = True
     runs, uses = ("trains", "uses") if job.trained_s > TRAINING_S else ("ran", "used")
     words = f"each of the {job.membership.environment.world_size} ranks {runs} on its own"
-    write_line(f"\nmpiddp: warning: independent-ranks: {words}: "  # a progress bar may have begun the line
-               f"the script {uses} neither the process group nor its rank{advice}")
+    write_line("\nmpiddp: warning: "  # a progress bar may have begun the line
+               f"independent-ranks: {words}: the script {uses} neither the process group nor its rank{advice}")
 
 
 def advise_single_process() -> str:
@@ -310,12 +310,12 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
 
 
 def find_failure(error: BaseException) -> BaseException:
-    """Return the error that a signal's handler has interrupted by SystemExit(0), or that there was no memory to handle.
+    """Return the error that a signal's handler has interrupted by SystemExit(0), or the first of several MemoryErrors.
 
     Else the error itself.
     """
     while (former := error.__context__) is not None and (
-            isinstance(error, MemoryError)
+            (isinstance(error, MemoryError) and isinstance(former, MemoryError))
             or (isinstance(error, SystemExit) and not exception.find_script_status(error))):
         error = former
     return error
