@@ -95,7 +95,7 @@ class Signalled(Record):
 
 
 class CoordinatorLost(Record):
-    """The coordinator could not be reached, or has ended: why, in words."""
+    """The coordinator cannot be reached, for the reason in `error`; or has ended: then that is empty."""
 
     error: str
 
@@ -203,9 +203,9 @@ class PrintLine(Record):
 
 
 class PrintReport(Record):
-    """Print why the job ends, and post `Printed`; `after_s` counts from its start.
+    """Print why the job ends, on behalf of `member`, and post `Printed`; `after_s` counts from its start.
 
-    The rank has printed its traceback, `stack`, empty for none.
+    If this rank is the root cause, it has printed its traceback, `stack`, empty for none.
     """
 
     root_cause: RootCause

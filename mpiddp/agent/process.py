@@ -263,13 +263,16 @@ class Agent:
 
     def _print_report_now(self, report: events.PrintReport) -> None:
         member, reason = report.member, report.root_cause
+        rank = member if reason.first.rank == member.rank else None
         if report.stack and not self._output.is_shown:
             write_line(report.stack)
-        self._output.log_text(print_failure(reason, member, report.after_s, self._output.lost_from))
+        text = print_failure(reason, rank, report.after_s, self._output.lost_from)
         if member.error_file:
-            record = format_error_file(reason, member, progress.step_count(), report.stack)
+            record = format_error_file(reason, rank, progress.step_count(), report.stack)
             self._tasks.write(member.error_file, record)
-        self._tasks.run(partial(index.update_record, member.log, is_first=True))
+        if rank is not None:
+            self._output.log_text(text)
+            self._tasks.run(partial(index.update_record, member.log, is_first=True))
         self.post(events.Printed())
 
     def _carry_out_request(self, request: events.RankRequest) -> None:

@@ -230,6 +230,12 @@ class Admitted(NamedTuple):
     """The coordinator has admitted the rank: if the connection closes from now on, the coordinator has ended."""
 
 
+class Deputy(NamedTuple):
+    """The agent reports the loss of the coordinator, which is on `host`; if that is empty, another agent does."""
+
+    host: str
+
+
 class QueryStopped(NamedTuple):
     """Ask whether the rank's process is stopped."""
 
@@ -269,8 +275,8 @@ AgentToCoordinator = (
     | RankEnded | Sample | ThreadsReply | SnapshotRequest
 )
 CoordinatorToAgent = (
-    Admitted | QueryStopped | PrintReason | KillGroup | JobEnds | AllFinished | JobOver | Abort | SampleRequest
-    | ThreadsRequest
+    Admitted | Deputy | QueryStopped | PrintReason | KillGroup | JobEnds | AllFinished | JobOver | Abort
+    | SampleRequest | ThreadsRequest
 )
 CoordinatorReceives = AgentToCoordinator | AskerToCoordinator
 CoordinatorSends = CoordinatorToAgent | CoordinatorToAsker

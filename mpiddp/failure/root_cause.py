@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ..base.config import TextEnum
 from ..base.text import MAX_LISTED, format_ranges, join_names, truncate_middle
+from ..systems.statuses import EXIT_KILLED
 
 MAX_STACK_CHARS = 50_000  # whole stacks might not fit into a message
 SAME_ERROR_WAIT_S = 0.03  # for a second rank to report the same error; then SAME_CAUSE_WAIT_S for all that have it
@@ -17,6 +18,8 @@ NOBODY = -1  # the rank of a report if no rank is known to be at fault
 # From users and schedulers; Flux sends the last one at the time limit.
 OUTSIDE_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGALRM")
 ABORT_SIGNAL = "SIGABRT"  # from C's abort(), which NCCL's watchdog calls in a rank whose collective takes too long
+AGENT_KILLED = "its agent was killed, and the rank with it"
+NODE_LOST = "cannot be reached: its node or its network is down"
 STEP_DAEMON_KILLED = "slurmstepd, which manages the ranks of this node for Slurm, was killed"
 OUT_OF_MEMORY = "out of memory (OOM kill counted by its cgroup)"
 EXIT_TIMEOUT_WORDS = "other ranks did not finish within"  # in the error of a rank that has finished, at --exit-timeout
@@ -80,6 +83,12 @@ def truncate_report(report: Report) -> Report:
     """Return a report that fits into a message, with a cause short enough to read."""
     return report._replace(cause=truncate_middle(report.cause), where=truncate_middle(report.where),
                            text=truncate_middle(report.text, MAX_STACK_CHARS))
+
+
+def make_loss_report(rank: int, host: str, error: str) -> Report:
+    """Return the report on a rank whose agent has ended, or, for the reason in `error`, cannot be reached."""
+    cause, status = (f"{NODE_LOST} ({error})", 1) if error else (AGENT_KILLED, EXIT_KILLED)
+    return Report(rank, host, ReportKind.UNREACHABLE, cause, status)
 
 
 class RootCause(NamedTuple):
