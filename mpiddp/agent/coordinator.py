@@ -10,6 +10,7 @@ from ..base.errors import assert_never
 from ..base.ranks import RankIdentity
 from ..base.text import format_ranges
 from ..failure import root_cause
+from ..failure.postmortem import is_secondary
 from ..failure.root_cause import (
     EXIT_TIMEOUT_WORDS,
     UNKNOWN_RANKS,
@@ -440,7 +441,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         if not self.evidence.add(report, self._now_s):
             return
         self._do(*(events.SetTimer(f"select {after_s:g}", after_s) for after_s in SELECTION_TIMES_S))
-        if report.kind == ReportKind.SECONDARY or report.signal == root_cause.ABORT_SIGNAL:
+        if is_secondary(report) or root_cause.is_node_loss(report):
             self.evidence.silent.update(self.peers.by_rank)
             self._send_all(protocol.QueryStopped())
             self._take_snapshot()

@@ -91,6 +91,11 @@ def make_loss_report(rank: int, host: str, error: str) -> Report:
     return Report(rank, host, ReportKind.UNREACHABLE, cause, status)
 
 
+def is_node_loss(report: Report) -> bool:
+    """Return whether a report says that a rank cannot be reached."""
+    return report.cause.startswith(NODE_LOST)
+
+
 class RootCause(NamedTuple):
     """The report of the rank that failed first, and the state of the others, in words.
 
@@ -239,6 +244,27 @@ def conclude_outside(case: Case) -> RootCause | Wait | None:
     return RootCause(ended, case.context.activity.table, outside=True)
 
 
+def conclude_isolation(case: Case) -> RootCause | Wait | None:
+    """Name rank 0's node if no agent of another node answers: it is cut off, or, of two nodes, either is."""
+    reports, hosts = case.reports, case.context.hosts
+    death = reports.first_death
+    if not (is_node_loss(death) if death is not None else not reports.errors):
+        return None
+    if case.may_change:
+        return WAIT
+    lost = {report.rank for report in reports.deaths if is_node_loss(report)}
+    lost |= {rank for rank in case.context.silent if rank not in reports.ranks}
+    others = {host for host in hosts.values() if host != hosts.get(0)}
+    if not others or 0 in lost or any(host in others and rank not in lost for rank, host in hosts.items()):
+        return None
+    later = describe_later_errors(reports.secondary)
+    if len(others) == 1:
+        cause = f"{hosts[0]} and {min(others)} cannot reach each other: the network, or one of them, is down"
+        return RootCause(Report(NOBODY, "", ReportKind.UNREACHABLE, cause, 1), later)
+    cause = f"{hosts[0]} has lost its network: no response from {join_names(sorted(others))}"
+    return RootCause(Report(0, hosts[0], ReportKind.UNREACHABLE, cause, 1), later)
+
+
 def conclude_death(case: Case) -> RootCause | Wait | None:
     """Name the first rank that died. One with an error lives until the root cause is selected: it may be a consequence.
 
@@ -287,6 +313,7 @@ RULES = (
     Rule("the slurmstepd of a node ends", "it was killed, and manages the ranks of this node", conclude_step_daemon),
     Rule("agents got a signal, and ranks died of it (from a user, a launcher, a scheduler)",
          "ended by the signal, sent to the job from outside", conclude_outside),
+    Rule("no agent of another node answers rank 0's", "rank 0's node has lost its network", conclude_isolation),
     Rule("a rank's process has ended, or its agent's connection", "its status, signal or loss", conclude_death),
     Rule("a rank reports an exception of its own", "the exception", conclude_error),
     Rule("a rank has aborted, as NCCL's watchdog does after a timeout", "the abort, and what the others did",

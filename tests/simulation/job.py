@@ -17,7 +17,7 @@ from mpiddp.agent.timeouts import (
     LOST_COORDINATOR_TIMEOUT_S,
     PRINT_TIMEOUT_S,
 )
-from mpiddp.failure.root_cause import ROOT_CAUSE_WAIT_S, SAME_CAUSE_WAIT_S, RootCause
+from mpiddp.failure.root_cause import NOBODY, ROOT_CAUSE_WAIT_S, SAME_CAUSE_WAIT_S, ReportKind, RootCause
 from tests.simulation.world import (
     COLLECTIVE_S,
     LAUNCHERS,
@@ -209,12 +209,13 @@ def find_wrong_of_loss(world: World) -> list[str]:
 
 
 def find_wrong_in_isolation(world: World) -> list[str]:
-    """Return what a node must not print that has lost its network: that another node has."""
+    """Return what a node must not print that has lost its network: that another node is to blame."""
     printed = [report for report in world.printed if report.is_isolated]
-    hosts = {report.root_cause.first.host for report in printed}
-    wrong = [f"{len(printed)} reports on the lost node: {printed}"] if len(printed) > 1 else []
-    own = {"", "n0"}  # it may be that rank 0's node is lost, as an agent of the lost node sees it
-    return wrong + [f"the lost node reports {printed}"] * bool(hosts - own)
+    if len(printed) > 1:
+        return [f"{len(printed)} reports on the lost node: {printed}"]
+    named = {(report.root_cause.first.rank, report.root_cause.first.kind) for report in printed}
+    seen = {(0 if world.isolated or world.shape.nodes > 2 else NOBODY, ReportKind.UNREACHABLE)}
+    return [f"the lost node reports {printed}"] * bool(named - seen)
 
 
 def is_printable(world: World) -> bool:
