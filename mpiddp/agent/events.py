@@ -287,6 +287,7 @@ class CoordinatorCommand(enum.Enum):
     TAKE_SNAPSHOT = "take a snapshot of where the ranks are, and post `SnapshotTaken`"
     CHECK_WAIT_FOR_FINISHED = "check whether ranks wait for one that has finished, and post `WaitForFinishedRank`"
     CANCEL_STEP = "cancel the Slurm step of the job's ranks, if there is one"
+    END_LAUNCHER = "end a launcher that waits for a node that is cut off, as the last act"
     NOTE_END_IN_ORDER = "tell mpiddp.supervise that the job ends in order"
 
 

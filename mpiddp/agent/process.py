@@ -39,6 +39,7 @@ from .process_cleanup import (
     Segment,
     cancel_slurm_step,
     end_descendants,
+    end_launcher,
     kill_group,
     mapped_segments,
     remove_unmapped,
@@ -355,6 +356,8 @@ class Agent:
                 self._connections.server.await_peers(PEERS_TIMEOUT_S)
             else:
                 self.status = 0
+        if self._connections.server is not None and self._connections.server.waiting_launcher:
+            end_launcher(self._connections.server.waiting_launcher)
         self.loop.stop()
 
 

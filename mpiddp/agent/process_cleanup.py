@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import time
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..systems.mpi_libraries import LIBRARIES
-from .timeouts import DESCENDANTS_TIMEOUT_S, SCANCEL_TIMEOUT_S
+from .timeouts import DESCENDANTS_TIMEOUT_S, LOST_NODE_TIMEOUT_S, SCANCEL_TIMEOUT_S
 
 if TYPE_CHECKING:
     import psutil
@@ -101,6 +102,30 @@ def kill_group(group: int) -> None:
     """Kill a process group, if it exists."""
     with contextlib.suppress(OSError):
         os.killpg(group, signal.SIGKILL)
+
+
+def end_launcher(pid: int) -> None:
+    """Start a process that kills a launcher unless that ends by itself in time.
+
+    At SIGTERM Open MPI's mpirun waits for its daemons, too, or crashes (4.1).
+    """
+    with contextlib.suppress(OSError, AttributeError):  # before Linux 5.3 there are no such descriptors
+        descriptor = os.pidfd_open(pid)
+        if os.fork():
+            return
+        try:
+            os.setsid()
+            keep_only(descriptor)  # the launcher waits until nobody can write to its pipes
+            if not select.select([descriptor], [], [], LOST_NODE_TIMEOUT_S)[0]:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os._exit(0)
+
+
+def keep_only(descriptor: int) -> None:
+    """Close all other descriptors."""
+    os.closerange(0, descriptor)
+    os.closerange(descriptor + 1, max(map(int, os.listdir("/proc/self/fd"))) + 1)
 
 
 def cancel_slurm_step(step: str | None) -> None:

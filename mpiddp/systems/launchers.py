@@ -99,7 +99,8 @@ class Launcher(NamedTuple):
     yields the options that start a JobStep; without it `mpiddp.supervise` cannot choose nodes. `is_mpiexec`: ':'
     separates programs, as in the MPI standard; other launchers' short options may be joined to their value. It needs an
     allocation of `system`, or of none. `interrupts` is the number of SIGINTs that end a job. `ends_by_quit`: SIGQUIT
-    ends it; others forward SIGQUIT to the ranks. `hides_losses`: its status may be 0 after a loss.
+    ends it; others forward SIGQUIT to the ranks. `hides_losses`: its status may be 0 after a loss. If it waits for ever
+    for its daemon on a node that is cut off, `waiting_processes` are the names that its own process may have.
 
     In job scripts: `names` are its options' names (directives.py) by those that it has for them, `flags` the options
     that take no value, and `verbs` the words that may stand in the place of the command's second one; of these, all but
@@ -157,6 +158,7 @@ class Launcher(NamedTuple):
     interrupts: int = 1
     ends_by_quit: bool = False
     hides_losses: bool = False
+    waiting_processes: tuple[str, ...] = ()
 
     names: Mapping[str, str] = {}
     flags: frozenset[str] = frozenset()
@@ -271,7 +273,8 @@ MPIRUN = Launcher(
     command="mpirun", program=MPI_PROGRAM, version=r"Open MPI|OpenRTE|PRRTE|open-mpi", counts=MPI_COUNTS,
     per_node=("-N", "-npernode", "--npernode"), chooses=MPI_NODES, values=MPI_VALUES,
     names=MPI_NAMES, flags=MPI_FLAGS, step_options=open_mpi_options, is_mpiexec=True, ends_by_quit=True,
-    hides_losses=True, kill_delay_s=0.2,  # SIGKILL follows after 0.25 s (5.0) or 1 s (4.1)
+    hides_losses=True, waiting_processes=("mpirun", "mpiexec", "orterun", "prterun"),
+    kill_delay_s=0.2,  # SIGKILL follows after 0.25 s (5.0) or 1 s (4.1)
     ranks_per_node="--map-by ppr:{}:node", cores="--map-by slot:PE=N", unbound="--bind-to none", export="-x NAME",
     tested="versions 4.1 and 5")
 # A numeric SLURM_STEP_ID means srun where psslurm has taken slurmd's place. It reads the variable in `options`, and of
@@ -291,6 +294,7 @@ HYDRA = Launcher(
     hides_always=("PMIX_",),  # MPICH gives up if it finds srun's PMIx beside its own mpiexec
     command="mpiexec", program=MPI_PROGRAM, counts=MPI_COUNTS, per_node=("-ppn", "--ppn", "-perhost"),
     chooses=MPI_NODES, values=MPI_VALUES, flags=MPI_FLAGS, step_options=hydra_options, is_mpiexec=True,
+    waiting_processes=("mpiexec", "mpirun", "mpiexec.hydra"),
     signals_all=True,  # it kills by process group alone: what a rank has started would live on in another group
     ranks_per_node="-ppn {}", unbound="-bind-to none", export="-genvall", tested="MPICH 5, Intel MPI 2021")
 SRUN = Launcher(

@@ -215,6 +215,49 @@ def test_a_node_that_loses_its_network(launcher: Launcher, cluster: Cluster) -> 
     cluster.take_back("node2")
 
 
+@pytest.mark.parametrize("launcher", first_of(LAUNCHERS[3:]), ids=lambda one: one.name)
+def test_the_coordinators_node_loses_its_network(launcher: Launcher, cluster: Cluster) -> None:
+    """One agent of another node reports it for all."""
+    try:
+        with started(launcher, cluster, FAULTS / "patient.py") as job:
+            job.await_ready(launcher.ranks)
+            ip("-n", namespace("node1"), "link", "set", "eth0", "down")
+            text = job.output()
+            ip("-n", namespace("node1"), "link", "set", "eth0", "up")
+            assert job.process.returncode != 0
+            (report,) = find("launch/failed_rank", text)
+            assert (report["rank"], report["host"]) == ("0", "node1"), text
+            assert find("launch/node_unreachable", report["cause"])
+            assert not find("launch/coordinator_unreachable", text)
+    finally:
+        ip("-n", namespace("node1"), "link", "set", "eth0", "up")
+    cluster.take_back("node1")
+
+
+@pytest.mark.thorough("what ends a launcher is the same for all", "openmpi4")
+@pytest.mark.parametrize("name", ["openmpi4", "openmpi5", "impi"])
+def test_an_mpirun_that_waits_for_a_node(name: str, cluster: Cluster, tmp_path: Path) -> None:
+    """It never ends by itself: rank 0's agent ends it."""
+    need((mpi := MPIS[name]).missing())
+    (output := tmp_path / "out").touch()
+    command = f"{mpi.mpiexec} {mpi.python} -m mpiddp {FAULTS / 'patient.py'}; echo mpirun returned $?"
+    env = processes.marked(mpi.environ())
+    try:
+        done = check(cluster.run("sbatch", "--parsable", "-N3", "--ntasks-per-node=1", f"--output={output}",
+                                 f"--wrap={command}", timeout=30, env=env, cwd=ROOT))
+        await_text(output, "READY", 3)
+        ip("-n", namespace("node3"), "link", "set", "eth0", "down")
+        await_text(output, "mpirun returned ", 1)
+        text = output.read_text()
+        assert "mpirun returned 0" not in text
+        assert text.count("mpiddp: failed: ") == 1, text
+    finally:
+        ip("-n", namespace("node3"), "link", "set", "eth0", "up")
+        cluster.run("scancel", done.stdout.strip(), timeout=30)
+    cluster.take_back("node3")
+    processes.end_marked(env)
+
+
 @and_whole([LAUNCHERS[3]])
 def test_a_rank_that_is_killed_with_its_nodes_slurmd(launcher: Launcher, cluster: Cluster) -> None:
     with started(launcher, cluster, FAULTS / "patient.py") as job:

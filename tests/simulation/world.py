@@ -36,8 +36,8 @@ class Launcher(NamedTuple):
     When an agent has ended with a status, or by a signal, all others get SIGTERM after `terminate_s` and SIGKILL after
     `kill_s`; with `only_killed`, when it was killed, or had not agreed with the others. A stop signal reaches the
     agents, with `signals_all` the ranks, too; SIGKILL follows after `stop_kill_s`. None for never. `stops` are the
-    signals that come of a stop. A rank that has failed ends the job by MPI_Abort if the launcher `takes_abort`: then the
-    agents get SIGTERM at once. An agent can cancel the step of a launcher that `has_step`.
+    signals that come of a stop. A rank that has failed ends the job by MPI_Abort if the launcher `takes_abort`: then
+    the agents get SIGTERM at once. An agent can cancel the step of a launcher that `has_step`.
     """
 
     terminate_s: float | None = None
