@@ -304,7 +304,8 @@ def test_the_deputy_reports_a_lost_coordinator(
     ended = watcher.handle(END_OF_OUTPUT, 4.2)
     if error:
         assert ended == []
-        assert watcher.handle(events.Due("job over"), 14.0) == [AgentCommand.CANCEL_STEP, events.Exit(status)]
+        assert watcher.handle(events.Due("job over"), 14.0) == [
+            AgentCommand.CANCEL_STEP, AgentCommand.END_LAUNCHER, events.Exit(status)]
     else:
         assert ended == [events.Exit(status)]
 

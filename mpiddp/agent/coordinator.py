@@ -207,7 +207,6 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         self._times_out = False  # --exit-timeout is over; a snapshot is being taken
         self._awaits_agents = False  # of a job that ends: some have not joined yet
         self._must_cancel = False  # some ranks, or their slurmstepd, cannot be reached
-        self._has_lost_node = False  # so that nobody ends its launcher's daemon
 
     def handle(self, event: events.CoordinatorEvent, now_s: float) -> list[events.CoordinatorAction]:
         """Return the actions for an event at `now_s`, on any monotonic clock."""
@@ -420,7 +419,6 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         if isinstance(self.phase, Over):
             return
         self._must_cancel |= bool(error)
-        self._has_lost_node |= bool(error)
         if not error and not has_ended and (neighbour := self.peers.find_neighbour(peer)) is not None:
             self._send(neighbour, protocol.KillGroup(peer.group))
         if peer is self._deputy:
@@ -511,8 +509,6 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         if self._enter(Over(status)):
             if self._must_cancel:
                 self._do(CoordinatorCommand.CANCEL_STEP)
-            if self._has_lost_node:
-                self._do(CoordinatorCommand.END_LAUNCHER)
             aborting = self._aborting
             if aborting is not None and aborting.rank in self.peers.by_rank:
                 self._send_all(protocol.JobOver(status, aborts=True), but=aborting)

@@ -20,19 +20,17 @@ from ..base.files import open_for_writing
 from ..base.ranks import RankIdentity
 from ..base.stderr import write_line
 from ..base.version import __version__
-from ..discovery.runtime import find_ancestor
 from ..failure.report import format_error_file, print_failure
 from ..ipc.authentication import AuthListener, enable_keepalive
 from ..ipc.channel import Channel, Codec, Unreadable, listen
 from ..ipc.event_loop import EventLoop
-from ..systems.launchers import get_launcher
 from ..where import progress
 from ..where.protocol import Sample, SnapshotReply, SnapshotRequest, ThreadsReply, ThreadsRequest
 from ..where.registry import JobEndpoint, find_job_number, remove_endpoint, remove_file, write_endpoint
 from . import events, protocol
 from .coordinator import Coordinator
 from .events import CoordinatorCommand
-from .process_cleanup import cancel_slurm_step
+from .process_cleanup import cancel_slurm_step, find_waiting_launcher
 from .tasks import Tasks
 from .timeouts import FINAL_FLUSH_TIMEOUT_S, SIGNAL_SPREAD_S, SNAPSHOT_TIMEOUT_S
 
@@ -177,22 +175,13 @@ class CoordinatorServer:
                     self._tasks.run(partial(remove_file, self._running_mark))
             case CoordinatorCommand.CANCEL_STEP:
                 self._tasks.run(partial(cancel_slurm_step, self._config.step))
-            case CoordinatorCommand.END_LAUNCHER:
-                self._find_waiting_launcher()
+                self.waiting_launcher = find_waiting_launcher(self._config.launcher)
             case CoordinatorCommand.TAKE_SNAPSHOT:
                 self._request_snapshot(Requester.DECISION)
             case CoordinatorCommand.CHECK_WAIT_FOR_FINISHED:
                 self._request_snapshot(Requester.FINISHED_CHECK)
             case _:
                 assert_never(action)
-
-    def _find_waiting_launcher(self) -> None:
-        """Find the launcher if it waits for a node that is cut off; print what to do if it is not on this node."""
-        name = self._config.launcher
-        if names := get_launcher(name).waiting_processes:
-            self.waiting_launcher = find_ancestor(os.getpid(), names)
-            if not self.waiting_launcher:
-                write_line(f"mpiddp: {name} may wait for the lost node for ever; press Ctrl-C twice or kill it")
 
     def _send(self, link: int, message: protocol.CoordinatorSends) -> None:
         if link == OWN_LINK and not isinstance(message, (SnapshotReply, ThreadsReply)):

@@ -275,6 +275,7 @@ class AgentCommand(enum.Enum):
     END_DESCENDANTS = "end what the rank has started, and post `DescendantsGone`"
     FINISH_OUTPUT = "forward the rest of the rank's output, and post `OutputFinished`"
     CANCEL_STEP = "cancel the Slurm step of the job's ranks, if there is one"
+    END_LAUNCHER = "end, as the last act, a launcher that does not end by itself because a node is lost"
     RECORD_SEGMENTS = "record the rank's shared memory of MPI"
 
 
@@ -286,8 +287,7 @@ class CoordinatorCommand(enum.Enum):
 
     TAKE_SNAPSHOT = "take a snapshot of where the ranks are, and post `SnapshotTaken`"
     CHECK_WAIT_FOR_FINISHED = "check whether ranks wait for one that has finished, and post `WaitForFinishedRank`"
-    CANCEL_STEP = "cancel the Slurm step of the job's ranks, if there is one"
-    END_LAUNCHER = "end a launcher that waits for a node that is cut off, as the last act"
+    CANCEL_STEP = "cancel the Slurm step of the job's ranks, or, as the last act, end another launcher that waits on"
     NOTE_END_IN_ORDER = "tell mpiddp.supervise that the job ends in order"
 
 

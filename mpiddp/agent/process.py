@@ -40,6 +40,7 @@ from .process_cleanup import (
     cancel_slurm_step,
     end_descendants,
     end_launcher,
+    find_waiting_launcher,
     kill_group,
     mapped_segments,
     remove_unmapped,
@@ -103,6 +104,7 @@ class Agent:
         self._segments: set[Segment] = set()
         self._sampler: ProcessSampler | None = None
         self._wait_status: int | None = None
+        self._waiting_launcher = 0
         self._events: deque[events.AgentEvent] = deque()
         self._reported_errors: set[str] = set()
         self._crash = bytearray()  # what faulthandler has written
@@ -233,6 +235,8 @@ class Agent:
                 self._finish_output()
             case AgentCommand.CANCEL_STEP:
                 self._tasks.run(partial(cancel_slurm_step, self._config.step))
+            case AgentCommand.END_LAUNCHER:
+                self._waiting_launcher = find_waiting_launcher(self._config.launcher)
             case AgentCommand.RECORD_SEGMENTS:
                 self._segments |= mapped_segments(self._rank.pid)
             case _:
@@ -356,8 +360,9 @@ class Agent:
                 self._connections.server.await_peers(PEERS_TIMEOUT_S)
             else:
                 self.status = 0
-        if self._connections.server is not None and self._connections.server.waiting_launcher:
-            end_launcher(self._connections.server.waiting_launcher)
+        server = self._connections.server
+        if launcher := self._waiting_launcher or (server.waiting_launcher if server is not None else 0):
+            end_launcher(launcher)
         self.loop.stop()
 
 

@@ -14,8 +14,11 @@ import time
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..base.stderr import write_line
+from ..discovery.runtime import find_ancestor
+from ..systems.launchers import get_launcher
 from ..systems.mpi_libraries import LIBRARIES
-from .timeouts import DESCENDANTS_TIMEOUT_S, LOST_NODE_TIMEOUT_S, SCANCEL_TIMEOUT_S
+from .timeouts import DESCENDANTS_TIMEOUT_S, SCANCEL_TIMEOUT_S, WAITING_LAUNCHER_TIMEOUT_S
 
 if TYPE_CHECKING:
     import psutil
@@ -104,6 +107,18 @@ def kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
+def find_waiting_launcher(name: str) -> int:
+    """Return the process of a launcher that waits for ever for a lost node, 0 for none.
+
+    Print what to do if it is not on this node.
+    """
+    names = get_launcher(name).waiting_processes
+    pid = find_ancestor(os.getpid(), names) if names else 0
+    if names and not pid:
+        write_line(f"mpiddp: {name} may wait for the lost node for ever; press Ctrl-C twice or kill it")
+    return pid
+
+
 def end_launcher(pid: int) -> None:
     """Start a process that kills a launcher unless that ends by itself in time.
 
@@ -116,7 +131,7 @@ def end_launcher(pid: int) -> None:
         try:
             os.setsid()
             keep_only(descriptor)  # the launcher waits until nobody can write to its pipes
-            if not select.select([descriptor], [], [], LOST_NODE_TIMEOUT_S)[0]:
+            if not select.select([descriptor], [], [], WAITING_LAUNCHER_TIMEOUT_S)[0]:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         finally:
             os._exit(0)

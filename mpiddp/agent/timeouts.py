@@ -36,7 +36,7 @@ FINAL_FLUSH_TIMEOUT_S = 2.0  # for all others to receive the coordinator's last 
 FINAL_OUTPUT_TIMEOUT_S = 2.0  # for a terminal to take the last output, if nobody waits for more
 FINAL_TASKS_TIMEOUT_S = 1.0  # for the last tasks, when the agent ends
 PMI_TIMEOUT_S = 0.5  # for mpiexec to answer that a rank has finalised PMI
-LOST_NODE_TIMEOUT_S = 10.0  # for a launcher to end by itself after a job that has lost a node
+WAITING_LAUNCHER_TIMEOUT_S = 10.0  # for a launcher to end by itself after a job that may have lost a node
 PEERS_TIMEOUT_S = 1.0  # for the other agents to end before rank 0's
 
 assert ROOT_CAUSE_WAIT_S + PRINT_TIMEOUT_S < DECISION_TIMEOUT_S

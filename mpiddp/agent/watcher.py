@@ -424,7 +424,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
     def _exit(self, status: int) -> None:
         self._enter(Over())
         if self._loss_error and self._deputises_for:
-            self._do(AgentCommand.CANCEL_STEP)  # for ranks on nodes that cannot be reached
+            self._do(AgentCommand.CANCEL_STEP, AgentCommand.END_LAUNCHER)  # for nodes that cannot be reached
         if self._rank is not RankState.GONE:
             self._do(events.SignalRank(signal.SIGKILL))
         self._do(events.Exit(status))
