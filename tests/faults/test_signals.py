@@ -235,20 +235,21 @@ def test_the_coordinators_node_loses_its_network(launcher: Launcher, cluster: Cl
 
 
 @pytest.mark.parametrize("name", first_of(["openmpi4", "openmpi5", "impi"]))
-def test_an_mpirun_that_waits_for_a_node(name: str, cluster: Cluster, tmp_path: Path) -> None:
+def test_an_mpirun_that_waits_for_a_node(name: str, cluster: Cluster) -> None:
     """It never ends by itself: rank 0's agent ends it."""
     need((mpi := MPIS[name]).missing())
-    (output := tmp_path / "out").touch()
+    (output := ROOT / ".lost-node.out").touch()
     command = f"{mpi.mpiexec} {mpi.python} -m mpiddp {FAULTS / 'patient.py'}; echo mpirun returned $?"
     env = processes.marked(mpi.environ())
-    submitted = check(cluster.run("sbatch", "--parsable", "-N3", "--ntasks-per-node=1", f"--output={output}",
-                                  f"--wrap={command}", timeout=30, env=env, cwd=ROOT))
+    submitted = check(cluster.run("sbatch", "--parsable", "--no-requeue", "-N3", "--ntasks-per-node=1",
+                                  f"--output={output}", f"--wrap={command}", timeout=30, env=env, cwd=ROOT))
     try:
         await_words(output, "READY", 3)
         ip("-n", namespace("node3"), "link", "set", "eth0", "down")
         text = await_words(output, "mpirun returned ", 1)
     finally:
         ip("-n", namespace("node3"), "link", "set", "eth0", "up")
+        output.unlink()
         cluster.run("scancel", submitted.stdout.strip(), timeout=30)
         cluster.take_back("node3")
     assert processes.leftovers(env) == []
