@@ -32,10 +32,7 @@ def test_an_agent_that_is_killed(who: int, tmp_path: Path) -> None:
     (script := tmp_path / "script.py").write_text(KILLS_AGENT)
     env = processes.marked({})
     done = check(mpiexec(mpi, 3, "--no-init", script, who, env=env), 137)  # which waits until all agents are connected
-    if who:
-        assert len(find("launch/failed_rank", done.stderr, rank=who, cause=message("launch/agent_killed"))) == 1
-        assert done.stderr.count("mpiddp: failed: ") == 1
-    else:
-        assert len(find("launch/coordinator_killed", done.stderr)) == 1
+    assert len(find("launch/failed_rank", done.stderr, rank=who, cause=message("launch/agent_killed"))) == 1
+    assert done.stderr.count("mpiddp: failed: ") == 1
     left = [command for command in processes.leftovers(env) if who or "sleep" not in str(command)]
     assert left == []

@@ -52,6 +52,7 @@ from mpiddp.agent.protocol import (
     CoordinatorReceives,
     CoordinatorSends,
     CoordinatorToAgent,
+    Deputy,
     Failed,
     Hello,
     JobEnds,
@@ -79,7 +80,7 @@ from mpiddp.agent.timeouts import (
     SIGNAL_SPREAD_S,
 )
 from mpiddp.base.stderr import write_line
-from mpiddp.failure.root_cause import JobActivity, Report, ReportKind, RootCause
+from mpiddp.failure.root_cause import NOBODY, JobActivity, Report, ReportKind, RootCause
 from mpiddp.ipc import authentication
 from mpiddp.ipc.authentication import NONCE_BYTES, PROOF_BYTES, ClientHandshake, authenticate, connect
 from mpiddp.ipc.channel import Channel, Codec, Unreadable, encode, listen
@@ -215,8 +216,35 @@ def test_an_agent_that_is_lost_is_named(error: str, cause: str, status: int) -> 
     actions = handle(coordinator, 3.0, PeerLost(3, error))
     assert (ToPeer(2, KillGroup(73)) in actions) == (not error)
     assert coordinator.evidence.reports.all == [Report(3, "n1", ReportKind.UNREACHABLE, cause, status)]
-    assert isinstance(handle(coordinator, 3.2, Due("select 0.151"))[0], PrintOwnReport)
+    handle(coordinator, 3.01, *[FromPeer(rank, StoppedStatus(stopped=False)) for rank in (0, 1, 2)])
+    assert isinstance(handle(coordinator, 4.01, Due("select 1.001"))[0], PrintOwnReport)
     assert (CoordinatorCommand.CANCEL_STEP in end(coordinator, 1, 0, 1, 2)) is bool(error)
+
+
+@pytest.mark.parametrize("ranks", [4, 6])
+def test_a_coordinator_that_loses_all_other_nodes_has_lost_its_network(ranks: int) -> None:
+    """Or, of two nodes, one of them. The connections to other nodes are lost one after the other."""
+    coordinator = start(ranks)
+    asked = handle(coordinator, 3.0, PeerLost(2, "timed out"))
+    assert ToPeer(3, QueryStopped()) in asked
+    handle(coordinator, 3.01, *[FromPeer(rank, StoppedStatus(stopped=False)) for rank in (0, 1)])
+    (reason,) = [action.root_cause.first for action in handle(coordinator, 4.01, Due("select 1.001"))
+                 if isinstance(action, PrintOwnReport)]
+    assert (reason.rank, reason.status) == (0 if ranks == 6 else NOBODY, 1)
+    assert reason.cause == (message("launch/network_lost", host="n0", others="n1, n2") if ranks == 6 else
+                            message("launch/nodes_cut_off", host="n0", other="n1"))
+
+
+def test_the_deputy_is_an_agent_of_another_node() -> None:
+    """Of the same node if there is no other; when it is lost, another agent is."""
+    coordinator = Coordinator(CONFIG, 0.0)
+    assert handle(coordinator, 1.0, greeting(1)) == [ToPeer(1, Admitted())]
+    assert ToPeer(1, Deputy("n0")) in handle(coordinator, 1.1, OwnRankJoined(0, member(0, world_size=6)))
+    assert handle(coordinator, 1.2, greeting(2)) == [
+        ToPeer(2, Admitted()), ToPeer(2, Deputy("n0")), ToPeer(1, Deputy(""))]
+    assert handle(coordinator, 1.3, greeting(4)) == [ToPeer(4, Admitted())]
+    assert ToPeer(4, Deputy("n0")) in handle(coordinator, 2.0, PeerLost(2))
+    assert ToPeer(1, Deputy("n0")) in handle(coordinator, 2.1, PeerLost(4))
 
 
 def test_the_agent_of_a_rank_that_has_reported_may_be_lost() -> None:
@@ -380,6 +408,14 @@ def test_late_ranks_are_named_until_the_script_begins() -> None:
 # The connections
 
 
+def await_admission(wire: AgentChannel) -> None:
+    """Wait until the only other agent is admitted."""
+    answers: list[object] = []
+    while len(answers) < 2:
+        answers += wire.receive(WAIT_S)
+    assert answers == [Admitted(), Deputy("n0")]
+
+
 class RunningServer:
     """A coordinator with its loop in a thread."""
 
@@ -409,7 +445,7 @@ class RunningServer:
     def join(self, rank: int) -> AgentChannel:
         """Connect the agent of a rank, and return its end when it is admitted."""
         wire = dial(self.server.port, Hello(rank, "n0", 77, "0"))
-        assert wire.receive(WAIT_S) == [Admitted()]
+        await_admission(wire)
         return wire
 
     def call(self, data: bytes) -> socket.socket:
@@ -460,7 +496,7 @@ def test_a_handshake_in_pieces_and_a_hello_behind_it(server: RunningServer) -> N
         for piece in (shown[:5], shown[5:] + hello[:3], hello[3:]):
             time.sleep(0.1)
             one.sendall(piece)
-        assert AgentChannel(one, AGENT_CODEC).receive(WAIT_S) == [Admitted()]
+        await_admission(AgentChannel(one, AGENT_CODEC))
 
 
 def test_who_had_to_wait_for_the_answer_comes_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from mpiddp.discovery.mpi import find_library_file
-from mpiddp.discovery.runtime import find_step_daemon
+from mpiddp.discovery.runtime import STEP_DAEMON, find_ancestor
 from mpiddp.reporting.trace import read_process_age_ns
 
 SET_NAME, GET_NAME = 15, 16  # PR_SET_NAME, PR_GET_NAME (linux/prctl.h)
@@ -26,7 +26,7 @@ def test_a_process_whose_name_is_no_text() -> None:
     kernel.prctl(GET_NAME, name)
     try:
         kernel.prctl(SET_NAME, "ueber-15-bytesä".encode())
-        assert find_step_daemon(os.getpid()) >= 0
+        assert find_ancestor(os.getpid(), [STEP_DAEMON]) >= 0
         assert read_process_age_ns(os.getpid()) > 0
     finally:
         kernel.prctl(SET_NAME, name)

@@ -300,3 +300,17 @@ def test_without_waiting_all_that_has_come_is_returned() -> None:
         assert its.receive(0) == [Output(1, bytes(150_000))]
         its._socket.sendall(encode(RankEnded(1))[:-1])
         assert ours.receive(0) == []
+
+
+def test_a_peer_that_a_send_cannot_reach_has_not_closed_the_connection() -> None:
+    """The kernel reports the reason once, to whoever comes first; what is read then looks like the other end's end."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with socket.socket() as refused:
+        refused.setblocking(False)
+        refused.connect_ex(("127.0.0.1", port))
+        assert select.select([refused], [], [], 10)[0]
+        channel: Channel[Sent, Sent] = Channel(refused, CODEC)
+        assert channel.enqueue(Stage("MPI_Init"))
+        with pytest.raises(ConnectionRefusedError):
+            channel.receive(0)

@@ -12,6 +12,7 @@ from mpiddp.failure.postmortem import describe_signal
 from mpiddp.failure.report import format_failure, make_error_record
 from mpiddp.failure.root_cause import (
     NOBODY,
+    NODE_LOST,
     ROOT_CAUSE_WAIT_S,
     RULES,
     SAME_CAUSE_WAIT_S,
@@ -27,6 +28,7 @@ from mpiddp.failure.root_cause import (
     conclude_abort,
     conclude_death,
     conclude_error,
+    conclude_isolation,
     conclude_outside,
     conclude_secondary,
     conclude_step_daemon,
@@ -120,7 +122,44 @@ def test_each_rule(
 
 def test_every_rule_is_tested() -> None:
     assert [row.conclude for row in RULES] == [
-        conclude_step_daemon, conclude_outside, conclude_death, conclude_error, conclude_abort, conclude_secondary]
+        conclude_step_daemon, conclude_outside, conclude_isolation, conclude_death, conclude_error, conclude_abort,
+        conclude_secondary]
+
+
+UNREACHABLE = report(2, ReportKind.UNREACHABLE)._replace(cause=f"{NODE_LOST} (timed out)")
+ELSEWHERE = (2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(("reports", "silent", "is_isolated"), [
+    ([UNREACHABLE], (3, 4, 5), True),
+    ([LOST, OTHER_LOST], ELSEWHERE, True),
+    ([ABORTED._replace(rank=0, host="n0")], ELSEWHERE, True),
+    ([UNREACHABLE], (3,), False),
+    ([LOST, report(2, ReportKind.SECONDARY)], ELSEWHERE, False),
+    ([LOST], (1, *ELSEWHERE), True),
+    ([OTHER_LOST], (0, *ELSEWHERE), False),
+    ([KILLED], (2, 3, 5), False),
+    ([LOST, report(1, ReportKind.ERROR)], ELSEWHERE, False),
+])
+def test_a_node_that_has_lost_its_network(reports: list[Report], silent: tuple[int, ...], is_isolated: bool) -> None:
+    """As the coordinator on it sees that: it gets no answer from any other node."""
+    context = FailureContext(HOSTS, silent)
+    root_cause = select(reports, ROOT_CAUSE_WAIT_S, context)
+    assert root_cause is not None
+    cause = message("launch/network_lost", host="n0", others="n1, n2")
+    assert (root_cause.first.cause == cause) == is_isolated
+    if is_isolated:
+        assert (root_cause.first.rank, root_cause.first.kind) == (0, ReportKind.UNREACHABLE)
+        assert select(reports, SAME_CAUSE_WAIT_S, context) is None
+
+
+def test_two_nodes_that_cannot_reach_each_other() -> None:
+    """Either may have lost its network."""
+    hosts = {rank: HOSTS[rank] for rank in range(4)}
+    root_cause = select([LOST], ROOT_CAUSE_WAIT_S, FailureContext(hosts, (2, 3)))
+    assert root_cause == RootCause(
+        Report(NOBODY, "", ReportKind.UNREACHABLE, message("launch/nodes_cut_off", host="n0", other="n1"), 1),
+        message("launch/also_failed", rank=0, host="n0", cause="cause 0"))
 
 
 def test_a_signal_of_which_the_agents_word_comes_later() -> None:

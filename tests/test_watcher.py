@@ -18,6 +18,7 @@ from mpiddp.agent.protocol import (
     Admitted,
     AgentConfig,
     AllFinished,
+    Deputy,
     Failed,
     JobEnds,
     JobOver,
@@ -42,6 +43,7 @@ from mpiddp.agent.timeouts import (
     ABORT_TIMEOUT_S,
     CLOSED_TIMEOUT_S,
     DECISION_TIMEOUT_S,
+    DEPUTY_TIMEOUT_S,
     FLUSH_TIMEOUT_S,
     JOB_OVER_TIMEOUT_S,
     KILL_DELAY_S,
@@ -274,35 +276,116 @@ def test_a_rank_that_has_left_may_end_by_itself_in_a_job_that_fails(watcher: Wat
 
 
 def test_a_lost_coordinator_leaves_the_launcher_time(watcher: Watcher) -> None:
-    assert watcher.handle(events.CoordinatorLost("rank 0 has gone"), 2.0) == [
-        events.PrintLine("mpiddp: rank 0 has gone; ending the ranks on n0"),
+    assert watcher.handle(events.CoordinatorLost(""), 2.0) == [
         events.SetTimer("coordinator lost", LOST_COORDINATOR_TIMEOUT_S)]
     assert AgentCommand.REQUEST_END in watcher.handle(events.Due("coordinator lost"), 4.0)
     watcher.handle(events.RankGone(signal.SIGKILL), 4.1)
     watcher.handle(events.DescendantsGone(), 4.2)
-    assert watcher.handle(END_OF_OUTPUT, 4.2) == [events.Exit(1)]
+    assert watcher.handle(END_OF_OUTPUT, 4.2) == [events.Exit(137)]
+
+
+@pytest.mark.parametrize(("error", "cause", "status"), [
+    ("", message("launch/agent_killed"), 137),
+    ("No route to host", message("launch/node_unreachable", error="No route to host"), 1)])
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_the_deputy_reports_a_lost_coordinator(
+    error: str, cause: str, status: int, has_failed: bool, watcher: Watcher
+) -> None:
+    """Its own rank may have failed because of that. If others may not know it yet, their step is cancelled."""
+    watcher.handle(events.FromCoordinator(Deputy("n9")), 1.5)
+    if has_failed:
+        watcher.handle(events.FromRank(Failed(LOST)), 1.6)
+    lost = watcher.handle(events.CoordinatorLost(error), 2.0)
+    assert printed(lost) == [RootCause(Report(0, "n9", ReportKind.UNREACHABLE, cause, status))]
+    assert events.SetTimer("coordinator lost", LOST_COORDINATOR_TIMEOUT_S) in lost
+    assert watcher.handle(events.Printed(), 2.1) == []
+    assert to_rank(watcher.handle(events.Due("coordinator lost"), 4.0)) == [JobEnds(status)]
+    watcher.handle(events.RankGone(signal.SIGKILL), 4.1)
+    watcher.handle(events.DescendantsGone(), 4.2)
+    ended = watcher.handle(END_OF_OUTPUT, 4.2)
+    if error:
+        assert ended == []
+        assert watcher.handle(events.Due("job over"), 14.0) == [
+            AgentCommand.CANCEL_STEP, AgentCommand.END_LAUNCHER, events.Exit(status)]
+    else:
+        assert ended == [events.Exit(status)]
+
+
+def test_an_agent_that_is_deputy_no_more(watcher: Watcher) -> None:
+    watcher.handle(events.FromCoordinator(Deputy("n9")), 1.5)
+    watcher.handle(events.FromCoordinator(Deputy("")), 1.6)
+    assert printed(watcher.handle(events.CoordinatorLost(""), 2.0)) == []
+
+
+@pytest.mark.parametrize("first_on_node", [True, False])
+def test_a_coordinator_that_cannot_be_reached_is_reported_if_the_deputy_does_not_end_the_job(
+    first_on_node: bool
+) -> None:
+    """Once for a node, as the last act."""
+    watcher = Watcher(CONFIG._replace(first_on_node=first_on_node), 0.0)
+    watcher.handle(events.FromRank(RegisterRank(member(3), "127.0.0.1", 1, "token")), 1.0)
+    watcher.handle(events.FromCoordinator(Admitted()), 1.1)
+    assert printed(watcher.handle(events.CoordinatorLost("timed out"), 2.0)) == []
+    ending = watcher.handle(events.Due("coordinator lost"), 4.0)
+    assert events.SetTimer("job over", GRACE_S + JOB_OVER_TIMEOUT_S + DEPUTY_TIMEOUT_S) in ending
+    watcher.handle(events.RankGone(signal.SIGKILL), 4.1)
+    watcher.handle(events.DescendantsGone(), 4.2)
+    assert watcher.handle(END_OF_OUTPUT, 4.2) == []
+    line = events.PrintLine(message("launch/coordinator_unreachable", error="timed out", host="n0"))
+    assert watcher.handle(events.Due("job over"), 34.0) == [line] * first_on_node + [events.Exit(1)]
+
+
+@pytest.mark.parametrize("is_deputy", [True, False])
+def test_a_coordinator_that_is_lost_while_the_rank_leaves(is_deputy: bool, watcher: Watcher) -> None:
+    """MPI_Finalize may wait for rank 0 for ever."""
+    watcher.handle(events.FromCoordinator(Deputy("n9" if is_deputy else "")), 1.5)
+    watcher.handle(events.FromRank(Leave(0)), 1.6)
+    assert len(printed(watcher.handle(events.CoordinatorLost(""), 2.0))) == is_deputy
+    assert to_rank(watcher.handle(events.Due("coordinator lost"), 4.0)) == [JobEnds(137)]
+
+
+@pytest.mark.parametrize("is_deputy", [True, False])
+def test_a_coordinator_that_is_lost_when_the_rank_has_left(is_deputy: bool, watcher: Watcher) -> None:
+    watcher.handle(events.FromCoordinator(Deputy("n9" if is_deputy else "")), 1.5)
+    watcher.handle(events.FromRank(Leave(0)), 1.6)
+    watcher.handle(events.RankGone(0), 1.7)
+    watcher.handle(END_OF_OUTPUT, 1.8)
+    lost = watcher.handle(events.CoordinatorLost(""), 2.0)
+    if is_deputy:
+        assert len(printed(lost)) == 1
+        assert watcher.handle(events.Printed(), 2.1) == [events.Exit(137)]
+    else:
+        assert lost == [events.Exit(0)]
+
+
+def test_a_rank_that_fails_after_the_coordinator_is_lost_is_not_reported(watcher: Watcher) -> None:
+    watcher.handle(events.CoordinatorLost(""), 2.0)
+    failed = watcher.handle(events.FromRank(Failed(RAISED)), 2.1)
+    assert (printed(failed), to_rank(failed)) == ([], [JobEnds(137)])
 
 
 @pytest.mark.parametrize(("report", "at_once"), [(RAISED, True), (LOST, False)])
-@pytest.mark.parametrize("lost_first", [True, False])
+@pytest.mark.parametrize("is_deputy", [True, False])
 def test_without_a_coordinator_an_own_failure_is_printed_and_others_await_the_launcher(
-    report: Report, at_once: bool, lost_first: bool, watcher: Watcher
+    report: Report, at_once: bool, is_deputy: bool, watcher: Watcher
 ) -> None:
-    failing: list[events.AgentEvent] = [events.CoordinatorLost("lost"), events.FromRank(Failed(report))]
-    actions = [action for event in (failing if lost_first else reversed(failing))
-               for action in watcher.handle(event, 2.0)]
-    assert to_rank(actions) == ([PrintStack()] if at_once else [JobEnds(1)] if lost_first else [])
+    watcher.handle(events.FromCoordinator(Deputy("n9" if is_deputy else "")), 1.5)
+    watcher.handle(events.FromRank(Failed(report)), 2.0)
+    lost = watcher.handle(events.CoordinatorLost(""), 2.0)
+    assert to_rank(lost) == [PrintStack()] * at_once
+    assert len(printed(lost)) == (is_deputy and not at_once)
     if at_once:
-        assert printed(watcher.handle(events.FromRank(StackPrinted("")), 2.1)) == [RootCause(report)]
+        reason = RootCause(report, f"rank 0: {message('launch/agent_killed')}")
+        assert printed(watcher.handle(events.FromRank(StackPrinted("")), 2.1)) == [reason]
         assert to_rank(watcher.handle(events.Printed(), 2.1)) == [JobEnds(3)]
 
 
 def test_a_coordinator_that_does_not_answer_is_lost(watcher: Watcher) -> None:
     watcher.handle(events.FromRank(Failed(RAISED)), 2.0)
     late = watcher.handle(events.Due("decision"), 2.0 + DECISION_TIMEOUT_S)
-    assert printed(late) == [f"mpiddp: no answer within {DECISION_TIMEOUT_S:g} s; ending the ranks on n0"]
-    assert to_rank(late) == [PrintStack()]
-    assert printed(watcher.handle(events.FromRank(StackPrinted("")), 10.1)) == [RootCause(RAISED)]
+    assert (printed(late), to_rank(late)) == ([], [PrintStack()])
+    lost = message("launch/node_unreachable", error=f"no answer within {DECISION_TIMEOUT_S:g} s")
+    assert printed(watcher.handle(events.FromRank(StackPrinted("")), 10.1)) == [RootCause(RAISED, f"rank 0: {lost}")]
     assert watcher.handle(events.FromCoordinator(PrintReason(RootCause(RAISED))), 10.2) == []  # it is printed
     assert to_rank(watcher.handle(events.Printed(), 10.3)) == [JobEnds(3)]
     assert watcher.handle(events.FromCoordinator(JobEnds(7)), 10.4) == []  # it ends already
@@ -332,7 +415,7 @@ def test_a_coordinator_that_is_lost_when_the_rank_has_ended(has_failed: bool, wa
     if has_failed:
         watcher.handle(events.FromCoordinator(JobEnds(7)), 2.0)
     watcher.handle(events.RankGone(0), 2.1)
-    assert watcher.handle(events.CoordinatorLost("lost"), 2.2) == []
+    assert printed(watcher.handle(events.CoordinatorLost("lost"), 2.2)) == []
     if has_failed:
         watcher.handle(events.DescendantsGone(), 2.3)
     assert watcher.handle(END_OF_OUTPUT, 2.3) == [events.Exit(7 if has_failed else 0)]

@@ -147,5 +147,4 @@ class Connections:
             self._reconnects += 1
             self._connect()
         elif not self.is_over:
-            self._post(events.CoordinatorLost(
-                f"rank 0 cannot be reached ({reason})" if reason else "rank 0's agent has ended unexpectedly"))
+            self._post(events.CoordinatorLost(reason))

@@ -10,6 +10,7 @@ from ..base.errors import assert_never
 from ..base.ranks import RankIdentity
 from ..base.text import format_ranges
 from ..failure import root_cause
+from ..failure.postmortem import is_secondary
 from ..failure.root_cause import (
     EXIT_TIMEOUT_WORDS,
     UNKNOWN_RANKS,
@@ -22,7 +23,7 @@ from ..failure.root_cause import (
     truncate_report,
 )
 from ..ipc.channel import Unreadable
-from ..systems.statuses import EXIT_KILLED, EXIT_STALLED
+from ..systems.statuses import EXIT_STALLED
 from ..where.protocol import Sample, SnapshotRequest, ThreadsReply
 from . import events, protocol
 from .events import CoordinatorCommand, Record
@@ -220,6 +221,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         self._deadlock_checks = DeadlockChecks(config.blocked_timeout_s)
         self._activity = JobActivity()
         self._status = 0  # the largest of the ranks that have ended
+        self._deputy: Peer | None = None  # which reports the loss of this process
         self._aborting: Peer | None = None  # whose rank can end the job by MPI_Abort
         self._log_lost: set[int] = set()  # ranks whose logs are incomplete
         self._quiet_until_s = began_s  # not to print for each rank that a SIGINT has not ended
@@ -326,12 +328,27 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
     def _admit(self, link: int, hello: Hello) -> None:
         peer = self.peers.admit(link, hello)
         self._send(peer, protocol.Admitted())
+        self._appoint_deputy()
         match self.phase:
             case Ending(status):
                 self._awaits_agents = self._awaits_agents and self._has_late_agents
                 self._send(peer, protocol.JobEnds(status))
             case Over(status):
                 self._send(peer, protocol.JobOver(status))
+
+    def _appoint_deputy(self) -> None:
+        """Choose the agent that reports the loss of this process: on another node, if there is one."""
+        if self._own is None or isinstance(self.phase, (Ending, Over)):
+            return
+        own_host, before = self._own.host, self._deputy
+        if before is None or before.host == own_host:
+            others = [peer for peer in self.peers.by_rank.values() if peer.rank > 0]
+            chosen = next((peer for peer in others if peer.host != own_host), before or next(iter(others), None))
+            if chosen is not None and chosen is not before:
+                self._deputy = chosen
+                self._send(chosen, protocol.Deputy(own_host))
+                if before is not None:
+                    self._send(before, protocol.Deputy(""))
 
     @property
     def _has_late_agents(self) -> bool:
@@ -430,17 +447,17 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         self._must_cancel |= bool(error)
         if not error and not has_ended and (neighbour := self.peers.find_neighbour(peer)) is not None:
             self._send(neighbour, protocol.KillGroup(peer.group))
+        if peer is self._deputy:
+            self._deputy = None
+            self._appoint_deputy()
         if peer.rank not in self.evidence.reports.ranks:
-            cause, status = "its agent was killed, and the rank with it", EXIT_KILLED
-            if error:
-                cause, status = f"cannot be reached: its node or its network is down ({error})", 1
-            self._add_absent(peer, cause, status)
+            self._add_report(root_cause.make_loss_report(peer.rank, peer.host, error))
         if isinstance(self.phase, Decided) and peer.rank == self.phase.root_cause.first.rank:
             self._print_here()
         self._end_agents_if_ended()
 
-    def _add_absent(self, peer: Peer, cause: str, status: int = 1) -> None:
-        self._add_report(Report(peer.rank, peer.host, ReportKind.UNREACHABLE, cause, status))
+    def _add_absent(self, peer: Peer, cause: str) -> None:
+        self._add_report(Report(peer.rank, peer.host, ReportKind.UNREACHABLE, cause, 1))
 
     def _add_report(self, report: Report) -> None:
         if isinstance(self.phase, Running):
@@ -450,7 +467,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         if not self.evidence.add(report, self._now_s):
             return
         self._do(*(events.SetTimer(f"select {after_s:g}", after_s) for after_s in SELECTION_TIMES_S))
-        if report.kind == ReportKind.SECONDARY or report.signal == root_cause.ABORT_SIGNAL:
+        if is_secondary(report) or root_cause.is_node_loss(report):
             self.evidence.silent.update(self.peers.by_rank)
             self._send_all(protocol.QueryStopped())
             self._take_snapshot()

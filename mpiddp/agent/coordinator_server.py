@@ -31,7 +31,7 @@ from ..where.registry import JobEndpoint, find_job_number, remove_endpoint, remo
 from . import events, protocol
 from .coordinator import Coordinator
 from .events import CoordinatorCommand
-from .process_cleanup import cancel_slurm_step
+from .process_cleanup import cancel_slurm_step, find_waiting_launcher
 from .tasks import Tasks
 from .timeouts import FINAL_FLUSH_TIMEOUT_S, SIGNAL_SPREAD_S, SNAPSHOT_TIMEOUT_S
 
@@ -77,6 +77,7 @@ class CoordinatorServer:
         self._endpoint: JobEndpoint | None = None
         self._channels: dict[int, PeerChannel] = {}
         self._last_link = OWN_LINK
+        self.waiting_launcher = 0  # the process of the launcher that does not end by itself
 
     def register_own_rank(self, member: RankIdentity) -> None:
         """Admit this process's own rank, and make the job visible to `mpiddp.where`."""
@@ -177,6 +178,7 @@ class CoordinatorServer:
                     self._tasks.run(partial(remove_file, self._running_mark))
             case CoordinatorCommand.CANCEL_STEP:
                 self._tasks.run(partial(cancel_slurm_step, self._config.step))
+                self.waiting_launcher = find_waiting_launcher(self._config.launcher)
             case CoordinatorCommand.TAKE_SNAPSHOT:
                 self._request_snapshot(Requester.DECISION)
             case CoordinatorCommand.CHECK_DEADLOCK:

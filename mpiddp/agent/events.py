@@ -95,7 +95,7 @@ class Signalled(Record):
 
 
 class CoordinatorLost(Record):
-    """The coordinator could not be reached, or has ended: why, in words."""
+    """The coordinator cannot be reached, for the reason in `error`; or has ended: then that is empty."""
 
     error: str
 
@@ -210,9 +210,9 @@ class PrintLine(Record):
 
 
 class PrintReport(Record):
-    """Print why the job ends, and post `Printed`; `after_s` counts from its start.
+    """Print why the job ends, on behalf of `member`, and post `Printed`; `after_s` counts from its start.
 
-    The rank has printed its traceback, `stack`, empty for none.
+    If this rank is the root cause, it has printed its traceback, `stack`, empty for none.
     """
 
     root_cause: RootCause
@@ -282,6 +282,7 @@ class AgentCommand(enum.Enum):
     END_DESCENDANTS = "end what the rank has started, and post `DescendantsGone`"
     FINISH_OUTPUT = "forward the rest of the rank's output, and post `OutputFinished`"
     CANCEL_STEP = "cancel the Slurm step of the job's ranks, if there is one"
+    END_LAUNCHER = "end, as the last act, a launcher that does not end by itself because a node is lost"
     RECORD_SEGMENTS = "record the rank's shared memory of MPI"
 
 
@@ -293,7 +294,7 @@ class CoordinatorCommand(enum.Enum):
 
     TAKE_SNAPSHOT = "take a snapshot of where the ranks are, and post `SnapshotTaken`"
     CHECK_DEADLOCK = "check whether no rank can go on, and post `DeadlockChecked`"
-    CANCEL_STEP = "cancel the Slurm step of the job's ranks, if there is one"
+    CANCEL_STEP = "cancel the Slurm step of the job's ranks, or, as the last act, end another launcher that waits on"
     NOTE_END_IN_ORDER = "tell mpiddp.supervise that the job ends in order"
 
 

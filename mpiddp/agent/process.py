@@ -39,6 +39,8 @@ from .process_cleanup import (
     Segment,
     cancel_slurm_step,
     end_descendants,
+    end_launcher,
+    find_waiting_launcher,
     kill_group,
     mapped_segments,
     remove_unmapped,
@@ -102,6 +104,7 @@ class Agent:
         self._segments: set[Segment] = set()
         self._sampler: ProcessSampler | None = None
         self._wait_status: int | None = None
+        self._waiting_launcher = 0
         self._events: deque[events.AgentEvent] = deque()
         self._reported_errors: set[str] = set()
         self._crash = bytearray()  # what faulthandler has written
@@ -232,6 +235,8 @@ class Agent:
                 self._finish_output()
             case AgentCommand.CANCEL_STEP:
                 self._tasks.run(partial(cancel_slurm_step, self._config.step))
+            case AgentCommand.END_LAUNCHER:
+                self._waiting_launcher = find_waiting_launcher(self._config.launcher)
             case AgentCommand.RECORD_SEGMENTS:
                 self._segments |= mapped_segments(self._rank.pid)
             case _:
@@ -263,13 +268,16 @@ class Agent:
 
     def _print_report_now(self, report: events.PrintReport) -> None:
         member, reason = report.member, report.root_cause
+        rank = member if reason.first.rank == member.rank else None
         if report.stack and not self._output.is_shown:
             write_line(report.stack)
-        self._output.log_text(print_failure(reason, member, report.after_s, self._output.lost_from))
+        text = print_failure(reason, rank, report.after_s, self._output.lost_from)
         if member.error_file:
-            record = format_error_file(reason, member, progress.step_count(), report.stack)
+            record = format_error_file(reason, rank, progress.step_count(), report.stack)
             self._tasks.write(member.error_file, record)
-        self._tasks.run(partial(index.update_record, member.log, is_first=True))
+        if rank is not None:
+            self._output.log_text(text)
+            self._tasks.run(partial(index.update_record, member.log, is_first=True))
         self.post(events.Printed())
 
     def _carry_out_request(self, request: events.RankRequest) -> None:
@@ -352,6 +360,9 @@ class Agent:
                 self._connections.server.await_peers(PEERS_TIMEOUT_S)
             else:
                 self.status = 0
+        server = self._connections.server
+        if launcher := self._waiting_launcher or (server.waiting_launcher if server is not None else 0):
+            end_launcher(launcher)
         self.loop.stop()
 
 

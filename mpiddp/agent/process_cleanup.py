@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import time
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..base.stderr import write_line
+from ..discovery.runtime import find_ancestor
+from ..systems.launchers import get_launcher
 from ..systems.mpi_libraries import LIBRARIES
-from .timeouts import DESCENDANTS_TIMEOUT_S, SCANCEL_TIMEOUT_S
+from .timeouts import DESCENDANTS_TIMEOUT_S, SCANCEL_TIMEOUT_S, WAITING_LAUNCHER_TIMEOUT_S
 
 if TYPE_CHECKING:
     import psutil
@@ -101,6 +105,42 @@ def kill_group(group: int) -> None:
     """Kill a process group, if it exists."""
     with contextlib.suppress(OSError):
         os.killpg(group, signal.SIGKILL)
+
+
+def find_waiting_launcher(name: str) -> int:
+    """Return the process of a launcher that waits for ever for a lost node, 0 for none.
+
+    Print what to do if it is not on this node.
+    """
+    names = get_launcher(name).waiting_processes
+    pid = find_ancestor(os.getpid(), names) if names else 0
+    if names and not pid:
+        write_line(f"mpiddp: {name} may wait for the lost node for ever; press Ctrl-C twice or kill it")
+    return pid
+
+
+def end_launcher(pid: int) -> None:
+    """Start a process that kills a launcher unless that ends by itself in time.
+
+    At SIGTERM Open MPI's mpirun waits for its daemons, too, or crashes (4.1).
+    """
+    with contextlib.suppress(OSError, AttributeError):  # before Linux 5.3 there are no such descriptors
+        descriptor = os.pidfd_open(pid)
+        if os.fork():
+            return
+        try:
+            os.setsid()
+            keep_only(descriptor)  # the launcher waits until nobody can write to its pipes
+            if not select.select([descriptor], [], [], WAITING_LAUNCHER_TIMEOUT_S)[0]:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os._exit(0)
+
+
+def keep_only(descriptor: int) -> None:
+    """Close all other descriptors."""
+    os.closerange(0, descriptor)
+    os.closerange(descriptor + 1, max(map(int, os.listdir("/proc/self/fd"))) + 1)
 
 
 def cancel_slurm_step(step: str | None) -> None:

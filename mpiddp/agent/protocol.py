@@ -27,7 +27,8 @@ class AgentConfig(NamedTuple):
     `step` is the Slurm step of the job's ranks, None if there is none; it is cancelled if nothing else ends them.
     `hosts` returns the hosts to probe while the rank waits in MPI_Init, none on most ranks. `by_srun`: srun itself
     started the rank. Its start may take `timeout_s`. `step_daemon` is the process id of the rank's slurmstepd, 0 for
-    none. `launcher_pid` is that of the process by which another launcher has started this one, 0 for none. The agent
+    none. `launcher` is the name of another launcher, empty for none, and `launcher_pid` is that of the process by which
+    it has started this one: its own, or a daemon's. The agent
     forwards signals to a rank that `has_own_group`: they do not reach it. It kills the rank
     `kill_delay_s` after a SIGTERM, shortly before the launcher kills the agent; 0 for never. If no rank has moved for
     `stall_s`, the coordinator prints that, and ends the job if `stall_abort`; 0 for never. It ends a job that has been
@@ -43,6 +44,7 @@ class AgentConfig(NamedTuple):
     by_srun: bool
     timeout_s: float
     step_daemon: int = 0
+    launcher: str = ""
     launcher_pid: int = 0
     has_own_group: bool = False
     kill_delay_s: float = 0.0
@@ -233,6 +235,12 @@ class Admitted(NamedTuple):
     """The coordinator has admitted the rank: if the connection closes from now on, the coordinator has ended."""
 
 
+class Deputy(NamedTuple):
+    """The agent reports the loss of the coordinator, which is on `host`; if that is empty, another agent does."""
+
+    host: str
+
+
 class QueryStopped(NamedTuple):
     """Ask whether the rank's process is stopped."""
 
@@ -272,8 +280,8 @@ AgentToCoordinator = (
     | RankEnded | Sample | ThreadsReply | SnapshotRequest
 )
 CoordinatorToAgent = (
-    Admitted | QueryStopped | PrintReason | KillGroup | JobEnds | AllFinished | JobOver | Abort | SampleRequest
-    | ThreadsRequest
+    Admitted | Deputy | QueryStopped | PrintReason | KillGroup | JobEnds | AllFinished | JobOver | Abort
+    | SampleRequest | ThreadsRequest
 )
 CoordinatorReceives = AgentToCoordinator | AskerToCoordinator
 CoordinatorSends = CoordinatorToAgent | CoordinatorToAsker

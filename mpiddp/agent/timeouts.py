@@ -26,6 +26,7 @@ FINAL_EXIT_TIMEOUT_S = 2.0  # after the grace of a rank, until it is killed
 DESCENDANTS_TIMEOUT_S = 0.7  # between SIGTERM and SIGKILL of what a rank has left behind
 LOST_LAUNCHER_TIMEOUT_S = 1.0  # for the rank to end by the signal that has ended its launcher, or a shell in between
 LOST_COORDINATOR_TIMEOUT_S = 2.0  # for the launcher to end a job that has lost rank 0's agent
+DEPUTY_TIMEOUT_S = 20.0  # for the deputy to end, whose connection may be lost later: until an agent reports that itself
 JOB_OVER_TIMEOUT_S = 5.0  # after all ranks should have ended, until an agent ends without the others
 ABORT_WAIT_S = 30.0  # for a rank that can end the job by MPI_Abort: until all others have ended
 ABORT_TIMEOUT_S = 2.0  # for a launcher to end the agents after MPI_Abort
@@ -35,6 +36,7 @@ FINAL_FLUSH_TIMEOUT_S = 2.0  # for all others to receive the coordinator's last 
 FINAL_OUTPUT_TIMEOUT_S = 2.0  # for a terminal to take the last output, if nobody waits for more
 FINAL_TASKS_TIMEOUT_S = 1.0  # for the last tasks, when the agent ends
 PMI_TIMEOUT_S = 0.5  # for mpiexec to answer that a rank has finalised PMI
+WAITING_LAUNCHER_TIMEOUT_S = 10.0  # for a launcher to end by itself after a job that may have lost a node
 PEERS_TIMEOUT_S = 1.0  # for the other agents to end before rank 0's
 
 assert ROOT_CAUSE_WAIT_S + PRINT_TIMEOUT_S < DECISION_TIMEOUT_S

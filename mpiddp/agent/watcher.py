@@ -12,8 +12,22 @@ from typing import ClassVar
 from ..base.errors import assert_never
 from ..base.ranks import RankIdentity
 from ..base.text import truncate_middle
-from ..failure.postmortem import describe_early_death, extract_crash_stack, is_maybe_secondary, make_death_report
-from ..failure.root_cause import MAX_STACK_CHARS, STEP_DAEMON_KILLED, Report, ReportKind, RootCause, truncate_report
+from ..failure.postmortem import (
+    describe_early_death,
+    extract_crash_stack,
+    is_maybe_secondary,
+    is_secondary,
+    make_death_report,
+)
+from ..failure.root_cause import (
+    MAX_STACK_CHARS,
+    STEP_DAEMON_KILLED,
+    Report,
+    ReportKind,
+    RootCause,
+    make_loss_report,
+    truncate_report,
+)
 from ..ipc.channel import Unreadable
 from ..output.protocol import ForwardConfig, ShowText
 from ..systems.statuses import EXIT_CANNOT_START, EXIT_OUTPUT_LOST, wait_status_to_shell
@@ -101,7 +115,10 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         self._script_ended = False
         self._all_finished: protocol.AllFinished | None = None
         self._is_admitted = False  # by the coordinator
+        self._deputises_for = ""  # rank 0's host, if this agent reports the loss of the coordinator
         self._is_alone = False  # there is no coordinator any more
+        self._loss: Report | None = None  # of the coordinator that had admitted this rank
+        self._loss_error = ""  # why that cannot be reached: other agents may learn it later
         self._is_orphan = False  # the launcher has ended
         self._is_killed_early = False  # by this agent, before the launcher does it
 
@@ -175,6 +192,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             case protocol.Admitted():
                 self._is_admitted = True
                 self._do(events.ToRank(protocol.RegistrationDone()))
+            case protocol.Deputy(host):
+                self._deputises_for = host
             case protocol.PrintReason(root_cause):
                 self._print_root_cause(root_cause)
             case protocol.JobEnds(status):
@@ -240,6 +259,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 self._do(AgentCommand.CANCEL_STEP)
                 self._exit(self._start_status)
             case "job over" if isinstance(self.phase, Ending):
+                if self._loss_error:
+                    self._report_unreachable()
                 self._exit(self.phase.status)
 
     def _report_script_end(self, message: protocol.ScriptEnded) -> None:
@@ -254,8 +275,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         if not self._enter(Failing(report)):
             if isinstance(self.phase, Ending):
                 self._do(events.ToRank(protocol.JobEnds(self.phase.status)))
-        elif self._is_alone:
-            self._decide_alone()
+        elif self._loss is not None:  # which may be the reason
+            self._end_rank(self._loss.status)
         else:
             self._do(events.ToCoordinator(protocol.Failed(report)),
                      events.SetTimer("decision", timeouts.DECISION_TIMEOUT_S))
@@ -283,21 +304,24 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             self._do(events.CancelTimer("stack"), events.PrintReport(root_cause, self.member, after_s, stack))
 
     def _on_printed(self) -> None:
-        """Tell the coordinator, which then ends the ranks; without one end this rank."""
-        if self._is_alone and isinstance(self.phase, Failing):
-            self._end_rank(self.phase.report.status)
-        else:
-            self._do(events.ToCoordinator(protocol.ReasonPrinted()))
+        """Tell the coordinator, which then ends the ranks; without one end this rank if it has failed by itself."""
+        match self.phase:
+            case _ if not self._is_alone:
+                self._do(events.ToCoordinator(protocol.ReasonPrinted()))
+            case Failing(report) if self._has_printed:
+                self._end_rank(report.status)
+            case Leaving() if self._is_forwarded and self._loss is not None:
+                self._exit(self._rank_status or self._loss.status)
 
     def _decide_alone(self) -> None:
         """End the rank without a decision of the coordinator, and print why, if it has failed by itself."""
         match self.phase:
             case Failing(report) if self._has_printed:
                 self._end_rank(report.status)
-            case Failing(report) if report.kind != ReportKind.SECONDARY:
+            case Failing(report) if not (is_secondary(report) or self._deputises_for):
                 self._print_root_cause(RootCause(report))
-            case Failing() | Working():
-                self._end_rank(1)
+            case Failing() | Working() | Leaving() if self._loss is not None:
+                self._end_rank(self._loss.status)
 
     def _end_rank(self, status: int) -> None:
         """End the rank because the job ends: it may clean up if it has failed itself, or handles SIGTERM."""
@@ -306,7 +330,10 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             return
         assert self.member is not None
         self._rank_status, self._is_forwarded, grace_s = None, False, self.member.grace_s
-        self._do(events.CancelTimer("decision"), events.SetTimer("job over", grace_s + timeouts.JOB_OVER_TIMEOUT_S))
+        over_s = grace_s + timeouts.JOB_OVER_TIMEOUT_S
+        if self._loss_error and not self._deputises_for:
+            over_s += timeouts.DEPUTY_TIMEOUT_S
+        self._do(events.CancelTimer("decision"), events.SetTimer("job over", over_s))
         if self._rank is RankState.GONE:
             self._do(AgentCommand.END_DESCENDANTS)
             return
@@ -384,16 +411,20 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         self._is_forwarded = True
         self._rank_status = self._rank_status or (EXIT_OUTPUT_LOST if is_lost else 0)
         match self.phase:
-            case Ending(status, over) if self._is_alone or (over and not over.aborts):
+            case Ending(status, over) if (self._is_alone and not self._loss_error) or (over and not over.aborts):
                 self._exit(status)
-            case _ if self._is_alone:
+            case Leaving() if self._is_alone:
                 self._exit(self._rank_status)
+            case _ if self._is_alone:
+                pass  # until "job over"
             case _:
                 can_abort = self._rank is RankState.CAN_ABORT
                 self._do(events.ToCoordinator(protocol.RankEnded(self._rank_status, can_abort, log_lost)))
 
     def _exit(self, status: int) -> None:
         self._enter(Over())
+        if self._loss_error and self._deputises_for:
+            self._do(AgentCommand.CANCEL_STEP, AgentCommand.END_LAUNCHER)  # for nodes that cannot be reached
         if self._rank is not RankState.GONE:
             self._do(events.SignalRank(signal.SIGKILL))
         self._do(events.Exit(status))
@@ -425,7 +456,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
     def _on_coordinator_lost(self, error: str) -> None:
         """End the rank: nobody agrees on the job's end any more.
 
-        First the launcher has time to do it, unless the rank has failed by itself: then that is printed.
+        First the launcher has time to do it, unless the rank has failed by itself: then that is printed. If not, the
+        deputy alone prints that rank 0 is lost.
         """
         if self._is_alone:
             return
@@ -433,25 +465,39 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         match self.phase:
             case Ending(status) if self._is_forwarded:
                 self._exit(status)
-            case Leaving() if self._is_forwarded and self._rank_status is not None:
-                self._print_loss(error)
-                self._exit(self._rank_status)
-            case Working() | Failing():
-                self._print_loss(error)
-                if isinstance(self.phase, Failing) and not is_maybe_secondary(self.phase.report):
-                    self._decide_alone()
-                elif self._is_admitted:
-                    self._do(events.SetTimer("coordinator lost", timeouts.LOST_COORDINATOR_TIMEOUT_S))
-                else:
+            case Leaving() if self._is_forwarded and not self._deputises_for:
+                self._exit(self._rank_status or 0)
+            case Working() | Failing() | Leaving() if not self._is_admitted:
+                self._do(events.PrintLine(f"mpiddp: the agent of {self.config.name} has no coordinator: "
+                                          f"{error or 'it has ended'}"))
+                if not self._print_own_failure():
                     self._end_rank(EXIT_CANNOT_START)
+            case Working() | Failing() | Leaving():
+                self._loss, self._loss_error = make_loss_report(0, self._deputises_for, error), error
+                if self._print_own_failure():
+                    return
+                self._do(events.SetTimer("coordinator lost", timeouts.LOST_COORDINATOR_TIMEOUT_S))
+                if self._deputises_for:
+                    self._root_cause = RootCause(self._loss)
+                    self._print_report()
 
-    def _print_loss(self, error: str) -> None:
-        """Print why there is no coordinator; once for a node if it was there."""
+    def _print_own_failure(self) -> bool:
+        """Print the rank's report if the rank has failed by itself, and return whether it has; then end it."""
+        if not isinstance(self.phase, Failing):
+            return False
+        if self._has_printed:
+            self._end_rank(self.phase.report.status)
+        elif not is_maybe_secondary(self.phase.report):
+            self._print_root_cause(RootCause(self.phase.report, f"rank 0: {self._loss.cause}" if self._loss else ""))
+        return self._has_printed
+
+    def _report_unreachable(self) -> None:
+        """Print, once for a node, that rank 0 cannot be reached, unless the deputy has ended the job before."""
         assert self.member is not None
-        if not self._is_admitted:
-            self._do(events.PrintLine(f"mpiddp: the agent of {self.config.name} has no coordinator: {error}"))
-        elif self.config.first_on_node or self.member.rank == 1:  # on rank 0's own node
-            self._do(events.PrintLine(f"mpiddp: {error}; ending the ranks on {self.member.host}"))
+        is_first = self.config.first_on_node or self.member.rank == 1  # on rank 0's own node
+        if is_first and not (self._has_printed or self._deputises_for):
+            self._do(events.PrintLine(f"mpiddp: rank 0 cannot be reached ({self._loss_error}); "
+                                      f"ended the ranks on {self.member.host}"))
 
     def _on_step_daemon_gone(self) -> None:
         """Report it to the coordinator; if there is none yet, print it and end the rank: no other process does."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 
 from ..base.config import RESTART_VARIABLE
 from ..base.files import read_stat
 from . import schedulers
 from .launchers import LaunchFacts
 
+STEP_DAEMON = "slurmstepd"  # each node has one for each Slurm step
 RUN_PREFIX = "mpiddp-"  # begins the run ids of mpiddp's jobs
 
 
@@ -73,17 +74,14 @@ def read_pid_namespace() -> str:
         return ""
 
 
-def find_step_daemon(pid: int) -> int:
-    """Return the pid of the slurmstepd that a process descends from, 0 for none or if it is hidden.
-
-    Each node has one for each Slurm step.
-    """
+def find_ancestor(pid: int, names: Collection[str]) -> int:
+    """Return the pid of the nearest process with one of the names that a process descends from, 0 if none is seen."""
     while pid > 1:
         try:
             name, fields = read_stat(pid)
         except OSError:
             return 0
-        if name == "slurmstepd":
+        if name in names:
             return pid
         pid = int(fields[1])
     return 0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..base.ranks import RankIdentity
 from ..systems.statuses import signal_status
-from .root_cause import OUT_OF_MEMORY, Report, ReportKind
+from .root_cause import ABORT_SIGNAL, OUT_OF_MEMORY, Report, ReportKind
 
 FRAMES_HEADER = "(most recent call first):"  # the end of the line before a thread's frames
 CRASHED_THREAD = "Current thread"
@@ -48,7 +48,12 @@ def describe_early_death(status: int, out_of_memory: bool, is_signalled: bool) -
 def is_maybe_secondary(report: Report) -> bool:
     """Return whether a rank may have ended because of another one: it lost that, or its launcher ended it."""
     by_launcher = report.signal in map(name_signal, LAUNCHER_SIGNALS) and OUT_OF_MEMORY not in report.cause
-    return report.kind == ReportKind.SECONDARY or by_launcher
+    return is_secondary(report) or by_launcher
+
+
+def is_secondary(report: Report) -> bool:
+    """Return whether a rank has ended because it lost another one, or waited for it in vain."""
+    return report.kind == ReportKind.SECONDARY or report.signal == ABORT_SIGNAL
 
 
 def describe_signal(number: int, out_of_memory: bool) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ..base.config import TextEnum
 from ..base.text import MAX_LISTED, format_ranges, join_names, truncate_middle
+from ..systems.statuses import EXIT_KILLED
 
 MAX_STACK_CHARS = 50_000  # whole stacks might not fit into a message
 SAME_ERROR_WAIT_S = 0.03  # for a second rank to report the same error; then SAME_CAUSE_WAIT_S for all that have it
@@ -17,6 +18,8 @@ NOBODY = -1  # the rank of a report if no rank is known to be at fault
 # From users and schedulers; Flux sends the last one at the time limit.
 OUTSIDE_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGALRM")
 ABORT_SIGNAL = "SIGABRT"  # from C's abort(), which NCCL's watchdog calls in a rank whose collective takes too long
+AGENT_KILLED = "its agent was killed, and the rank with it"
+NODE_LOST = "cannot be reached: its node or its network is down"
 STEP_DAEMON_KILLED = "slurmstepd, which manages the ranks of this node for Slurm, was killed"
 OUT_OF_MEMORY = "out of memory (OOM kill counted by its cgroup)"
 EXIT_TIMEOUT_WORDS = "other ranks did not finish within"  # in the error of a rank that has finished, at --exit-timeout
@@ -80,6 +83,17 @@ def truncate_report(report: Report) -> Report:
     """Return a report that fits into a message, with a cause short enough to read."""
     return report._replace(cause=truncate_middle(report.cause), where=truncate_middle(report.where),
                            text=truncate_middle(report.text, MAX_STACK_CHARS))
+
+
+def make_loss_report(rank: int, host: str, error: str) -> Report:
+    """Return the report on a rank whose agent has ended, or, for the reason in `error`, cannot be reached."""
+    cause, status = (f"{NODE_LOST} ({error})", 1) if error else (AGENT_KILLED, EXIT_KILLED)
+    return Report(rank, host, ReportKind.UNREACHABLE, cause, status)
+
+
+def is_node_loss(report: Report) -> bool:
+    """Return whether a report says that a rank cannot be reached."""
+    return report.cause.startswith(NODE_LOST)
 
 
 class RootCause(NamedTuple):
@@ -234,6 +248,27 @@ def conclude_outside(case: Case) -> RootCause | Wait | None:
     return RootCause(ended, case.context.activity.table or describe_interrupted(case), outside=True)
 
 
+def conclude_isolation(case: Case) -> RootCause | Wait | None:
+    """Name rank 0's node if no agent of another node answers: it is cut off, or, of two nodes, either is."""
+    reports, hosts = case.reports, case.context.hosts
+    death = reports.first_death
+    if not (is_node_loss(death) if death is not None else not reports.errors):
+        return None
+    if case.may_change:
+        return WAIT
+    lost = {report.rank for report in reports.deaths if is_node_loss(report)}
+    lost |= {rank for rank in case.context.silent if rank not in reports.ranks}
+    others = {host for host in hosts.values() if host != hosts.get(0)}
+    if not others or 0 in lost or any(host in others and rank not in lost for rank, host in hosts.items()):
+        return None
+    later = describe_later_errors(reports.secondary)
+    if len(others) == 1:
+        cause = f"{hosts[0]} and {min(others)} cannot reach each other: the network, or one of them, is down"
+        return RootCause(Report(NOBODY, "", ReportKind.UNREACHABLE, cause, 1), later)
+    cause = f"{hosts[0]} has lost its network: no response from {join_names(sorted(others))}"
+    return RootCause(Report(0, hosts[0], ReportKind.UNREACHABLE, cause, 1), later)
+
+
 def conclude_death(case: Case) -> RootCause | Wait | None:
     """Name the first rank that died. One with an error lives until the root cause is selected: it may be a consequence.
 
@@ -282,6 +317,7 @@ RULES = (
     Rule("the slurmstepd of a node ends", "it was killed, and manages the ranks of this node", conclude_step_daemon),
     Rule("agents got a signal, and ranks died of it (from a user, a launcher, a scheduler)",
          "ended by the signal, sent to the job from outside", conclude_outside),
+    Rule("no agent of another node answers rank 0's", "rank 0's node has lost its network", conclude_isolation),
     Rule("a rank's process has ended, or its agent's connection", "its status, signal or loss", conclude_death),
     Rule("a rank reports an exception of its own", "the exception", conclude_error),
     Rule("a rank has aborted, as NCCL's watchdog does after a timeout", "the abort, and what the others did",

@@ -155,6 +155,7 @@ class Channel(Generic[Sent, Received]):
         self._unsent = bytearray()
         self._descriptors: deque[int] = deque()  # received with messages
         self._error: OSError | None = None  # by which the connection was lost
+        self._unreachable: OSError | None = None  # the same, as a send has found it
 
     def fileno(self) -> int:
         """Return the descriptor, -1 once closed."""
@@ -236,8 +237,11 @@ class Channel(Generic[Sent, Received]):
                 self._send_some()
         except BlockingIOError:
             return False
-        except OSError:  # the next receive() raises, too
+        except (BrokenPipeError, ConnectionResetError):  # the next receive() raises, too
             self._unsent.clear()
+        except OSError as error:  # which the kernel reports once
+            self._unsent.clear()
+            self._unreachable = error
         return True
 
     def receive(self, timeout_s: float = SEND_TIMEOUT_S) -> list[Received | Unreadable]:
@@ -275,7 +279,7 @@ class Channel(Generic[Sent, Received]):
         if flags & socket.MSG_CTRUNC:  # this process has no descriptor left
             self._descriptors.append(-1)
         if not data:
-            raise EOFError
+            raise self._unreachable or EOFError
         return self._reader.feed(data)
 
     def take_descriptor(self) -> int:

@@ -100,7 +100,8 @@ class Launcher(NamedTuple):
     follow an option. `step_options` yields the options that start a JobStep; without it `mpiddp.supervise` cannot
     choose nodes. `is_mpiexec`: ':' separates programs, as in the MPI standard; other launchers' short options may be
     joined to their value. It needs an allocation of `system`, or of none. `interrupts` is the number of SIGINTs that
-    end a job. `ends_by_quit`: SIGQUIT ends it; others forward SIGQUIT to the ranks.
+    end a job. `ends_by_quit`: SIGQUIT ends it; others forward SIGQUIT to the ranks. If it waits for ever for its daemon
+    on a node that is cut off, `waiting_processes` are the names that its own process may have.
 
     In job scripts: `names` are its options' names (directives.py) by those that it has for them, `flags` the options
     that take no value, and `verbs` the words that may stand in the place of the command's second one; of these, all but
@@ -159,6 +160,7 @@ class Launcher(NamedTuple):
     system: Scheduler | None = None
     interrupts: int = 1
     ends_by_quit: bool = False
+    waiting_processes: tuple[str, ...] = ()
 
     names: Mapping[str, str] = {}
     flags: frozenset[str] = frozenset()
@@ -285,6 +287,7 @@ MPIRUN = Launcher(
     command="mpirun", program=MPI_PROGRAM, version=r"Open MPI|OpenRTE|PRRTE|open-mpi", counts=MPI_COUNTS,
     per_node=("-N", "-npernode", "--npernode"), chooses=MPI_NODES, hostfiles=MPI_HOSTFILES, values=MPI_VALUES,
     names=MPI_NAMES, flags=MPI_FLAGS, step_options=open_mpi_options, is_mpiexec=True, ends_by_quit=True,
+    waiting_processes=("mpirun", "mpiexec", "orterun", "prterun", "mpirun.openmpi", "mpiexec.openmpi"),  # Debian's, too
     kill_delay_s=0.2,  # SIGKILL follows after 0.25 s (5.0) or 1 s (4.1)
     ranks_per_node="--map-by ppr:{}:node", cores="--map-by slot:PE=N", unbound="--bind-to none", export="-x NAME",
     on_hosts="--hostfile {} -x PATH", tested="versions 4.1 and 5")
@@ -306,7 +309,7 @@ HYDRA = Launcher(
     hides_always=("PMIX_",),  # MPICH gives up if it finds srun's PMIx beside its own mpiexec
     command="mpiexec", program=MPI_PROGRAM, counts=MPI_COUNTS, per_node=("-ppn", "--ppn", "-perhost"),
     chooses=MPI_NODES, hostfiles=MPI_HOSTFILES, values=MPI_VALUES, flags=MPI_FLAGS, step_options=hydra_options,
-    is_mpiexec=True,
+    is_mpiexec=True, waiting_processes=("mpiexec", "mpirun", "mpiexec.hydra", "mpiexec.mpich", "mpirun.mpich"),
     signals_all=True,  # it kills by process group alone: what a rank has started would live on in another group
     ranks_per_node="-ppn {}", unbound="-bind-to none", export="-genvall", on_hosts="-f {}",
     tested="MPICH 5, Intel MPI 2021")

@@ -20,7 +20,7 @@ from tests.cluster import Cluster
 from tests.cluster.cluster import RUN, ip, namespace
 from tests.faults.matrix import LAUNCHERS, Launcher
 from tests.messages import find, message
-from tests.support import MPIS, ROOT, Mpi, first_of, mpiexec_command, need, single_node_environ
+from tests.support import MPIS, ROOT, Mpi, check, first_of, mpiexec_command, need, single_node_environ
 
 FAULTS = Path(__file__).parent
 INTERRUPTED = re.compile(r"rank \d on \S+: (?:KeyboardInterrupt \(SIGINT\)$|.* SIG(?:TERM|KILL)\b)")
@@ -250,6 +250,57 @@ def test_a_node_that_loses_its_network(launcher: Launcher, cluster: Cluster) -> 
     finally:
         ip("-n", namespace("node2"), "link", "set", "eth0", "up")
     cluster.take_back("node2")
+
+
+@pytest.mark.parametrize("launcher", first_of(LAUNCHERS[3:]), ids=lambda one: one.name)
+def test_the_coordinators_node_loses_its_network(launcher: Launcher, cluster: Cluster) -> None:
+    """One agent of another node reports it for all."""
+    try:
+        with started(launcher, cluster, FAULTS / "patient.py") as job:
+            job.await_ready(launcher.ranks)
+            ip("-n", namespace("node1"), "link", "set", "eth0", "down")
+            text = job.output()
+            ip("-n", namespace("node1"), "link", "set", "eth0", "up")
+            assert job.process.returncode != 0
+            (report,) = find("launch/failed_rank", text)
+            assert (report["rank"], report["host"]) == ("0", "node1"), text
+            assert find("launch/node_unreachable", report["cause"])
+            assert not find("launch/coordinator_unreachable", text)
+    finally:
+        ip("-n", namespace("node1"), "link", "set", "eth0", "up")
+    cluster.take_back("node1")
+
+
+@pytest.mark.parametrize("name", first_of(["openmpi4", "openmpi5", "impi"]))
+def test_an_mpirun_that_waits_for_a_node(name: str, cluster: Cluster) -> None:
+    """It never ends by itself: rank 0's agent ends it."""
+    need((mpi := MPIS[name]).missing())
+    (output := ROOT / ".lost-node.out").touch()
+    command = f"{mpi.mpiexec} {mpi.python} -m mpiddp {FAULTS / 'patient.py'}; echo mpirun returned $?"
+    env = processes.marked(mpi.environ())
+    submitted = check(cluster.run("sbatch", "--parsable", "--no-requeue", "-N3", "--ntasks-per-node=1",
+                                  f"--output={output}", f"--wrap={command}", timeout=30, env=env, cwd=ROOT))
+    try:
+        await_words(output, "READY", 3)
+        ip("-n", namespace("node3"), "link", "set", "eth0", "down")
+        text = await_words(output, "mpirun returned ", 1)
+    finally:
+        ip("-n", namespace("node3"), "link", "set", "eth0", "up")
+        output.unlink()
+        cluster.run("scancel", submitted.stdout.strip(), timeout=30)
+        cluster.take_back("node3")
+    assert processes.leftovers(env) == []
+    assert "mpirun returned 137" in text
+    assert text.count("mpiddp: failed: ") == 1, text
+
+
+def await_words(file: Path, words: str, number: int) -> str:
+    """Return what a file holds once it has these words so many times."""
+    deadline = time.monotonic() + START_S
+    while (text := file.read_text()).count(words) < number:
+        assert time.monotonic() < deadline, text
+        time.sleep(0.3)
+    return text
 
 
 @and_whole([LAUNCHERS[3]])

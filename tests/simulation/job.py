@@ -9,14 +9,25 @@ from typing import NamedTuple
 
 from mpiddp.agent.timeouts import (
     DECISION_TIMEOUT_S,
+    DEPUTY_TIMEOUT_S,
     DESCENDANTS_TIMEOUT_S,
     FINAL_EXIT_TIMEOUT_S,
+    JOB_OVER_TIMEOUT_S,
     LATE_AGENTS_TIMEOUT_S,
     LOST_COORDINATOR_TIMEOUT_S,
     PRINT_TIMEOUT_S,
 )
-from mpiddp.failure.root_cause import ROOT_CAUSE_WAIT_S, SAME_CAUSE_WAIT_S, RootCause
-from tests.simulation.world import COLLECTIVE_S, LAUNCHERS, LOST_LINK_S, MOST_CONNECTING_S, Rank, Shape, World
+from mpiddp.failure.root_cause import NOBODY, ROOT_CAUSE_WAIT_S, SAME_CAUSE_WAIT_S, ReportKind, RootCause
+from tests.simulation.world import (
+    COLLECTIVE_S,
+    LAUNCHERS,
+    LOST_LINK_S,
+    LOST_LINK_SPREAD_S,
+    MOST_CONNECTING_S,
+    Rank,
+    Shape,
+    World,
+)
 
 FIRST_FAULT_S = 0.36  # all ranks have joined by then; the agents of some have not
 EXIT_TIMEOUT_S, SNAPSHOT_S = 4.0, 2.0
@@ -108,7 +119,7 @@ def inject(world: World, fault: Fault) -> None:
         case "node":
             works = works and world.shape.nodes > 1 and others_notice
             if works:
-                world.lose_node(rank.node)
+                random.choice([world.lose_node, world.isolate])(rank.node)
         case "all ranks":
             works = False  # before one of them does
             for other in world.ranks:
@@ -164,19 +175,47 @@ def find_violations(world: World) -> list[str]:
     violated += find_late(world)
     if len({report.by for report in world.printed}) < len(world.printed):
         violated.append(f"printed twice: {world.printed}")
+    if world.isolated is not None and len(world.effects) == 1:
+        violated += find_wrong_in_isolation(world)
     if world.coordinator_is_lost:
-        is_named = (world.printed or world.said or world.kills_s is not None
-                    or all(agent.status is None for agent in world.agents))  # all agents were killed
-        return violated if is_named else [*violated, "nobody says that the coordinator is lost"]
+        return violated + find_wrong_of_loss(world)
     if not is_printable(world):
         return violated
-    if len(world.printed) != 1 and not has_doubtful_printer(world):
-        return [*violated, f"{len(world.printed)} reports: {world.printed}"]
-    root_cause = world.printed[0].root_cause
+    printed = [report for report in world.printed if not report.is_isolated]
+    if len(printed) != 1 and not has_doubtful_printer(world):
+        return [*violated, f"{len(printed)} reports: {printed}"]
+    root_cause = printed[0].root_cause
     violated += find_misjudged(root_cause, find_first(world))
-    statuses = {agent.status for agent in world.agents if agent.status is not None}
+    statuses = {agent.status for agent in world.agents
+                if agent.status is not None and agent.rank.node != world.isolated}
     return violated + [f"agents exit with {statuses}, not {root_cause.first.status}"
                        for _ in range(statuses != {root_cause.first.status} and not has_killing_launcher(world))]
+
+
+def find_wrong_of_loss(world: World) -> list[str]:
+    """Return what must not be of a job that has lost its coordinator, by that fault alone: its deputy reports it."""
+    printed = [report for report in world.printed if not report.is_isolated]
+    has_time = world.kills_s is None or bool(printed and printed[0].at_s < world.kills_s)
+    if not (printed or world.said) and has_time and any(agent.status is not None for agent in world.agents):
+        return ["nobody says that the coordinator is lost"]
+    (_, fault), *more = world.effects
+    is_first = fault.rank == 0 if fault.kind == "agent" else fault.kind == "node" and world.ranks[fault.rank].node == 0
+    if more or not is_first or not world.has_deputy or not has_time:
+        return []
+    others = [line for line in world.said if "has no coordinator" not in line]  # of those that it has not admitted
+    if [report.root_cause.first.rank for report in printed] != [0] or others:
+        return [f"the loss of the coordinator is reported by {printed} and {others}"]
+    return []
+
+
+def find_wrong_in_isolation(world: World) -> list[str]:
+    """Return what a node must not print that has lost its network: that another node is to blame."""
+    printed = [report for report in world.printed if report.is_isolated]
+    if len(printed) > 1:
+        return [f"{len(printed)} reports on the lost node: {printed}"]
+    named = {(report.root_cause.first.rank, report.root_cause.first.kind) for report in printed}
+    seen = {(0 if world.isolated or world.shape.nodes > 2 else NOBODY, ReportKind.UNREACHABLE)}
+    return [f"the lost node reports {printed}"] * bool(named - seen)
 
 
 def is_printable(world: World) -> bool:
@@ -206,10 +245,11 @@ def find_late(world: World) -> list[str]:
                  + FINAL_EXIT_TIMEOUT_S + MARGIN_S)
     if others or fault.kind in ("SIGSTOP", "node", "vanish", "stop"):
         longest_s += shape.script_s + EXIT_TIMEOUT_S + SNAPSHOT_S  # until a rank that stands still is missed
-    if world.coordinator_is_lost:
+    if world.coordinator_is_lost or world.isolated is not None:
         longest_s += DECISION_TIMEOUT_S + LOST_COORDINATOR_TIMEOUT_S + shape.grace_s + FINAL_EXIT_TIMEOUT_S
-    if world.coordinator_is_lost and world.lost_nodes:
-        longest_s += LOST_LINK_S  # ranks that miss nobody else learn it from the kernel
+    if (world.coordinator_is_lost and world.lost_nodes) or world.isolated is not None:
+        # ranks that miss nobody else learn it from the kernel
+        longest_s += LOST_LINK_S + LOST_LINK_SPREAD_S + JOB_OVER_TIMEOUT_S + DEPUTY_TIMEOUT_S
     limit_s = world.effects[-1][0] + longest_s + 8 * shape.slow_s * bool(world.slow_nodes)
     limit_s += COLLECTIVE_S * bool(world.cut_off)
     return [f"agent {agent.number} ended at {agent.gone_s:.2f} s, not by {limit_s:.2f} s" for agent in world.agents

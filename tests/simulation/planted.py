@@ -56,6 +56,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     "a signal from outside is a rank's own": patch_rules,
     "an agent does not wait for the coordinator": lambda: mock.patch.object(timeouts, "DECISION_TIMEOUT_S", 0.001),
     "an agent does not wait for the others": lambda: mock.patch.object(Watcher, "_finish_output", end_alone),
+    "nobody reports for a lost coordinator": lambda: mock.patch.object(Coordinator, "_appoint_deputy", nothing),
     "late agents are not awaited": lambda: mock.patch.object(Coordinator, "_has_late_agents", False),
     "a lost agent is not reported": lambda: mock.patch.object(Coordinator, "_on_lost", nothing),
     "a rank that is gone is not reported": lambda: mock.patch.object(Watcher, "_on_rank_gone", nothing),

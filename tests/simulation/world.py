@@ -24,6 +24,7 @@ StateMachine.raises = True
 LOCAL_S = (0.0001, 0.002)  # for a message on a node
 COLLECTIVE_S = 3.0  # after which a collective gives up
 LOST_LINK_S = 60.0  # until the kernel gives up a connection whose other end is silent
+LOST_LINK_SPREAD_S = 15.0  # between two kernels that do
 MOST_CONNECTING_S = 0.4  # from a rank's registration until its agent has a connection to the coordinator
 MOST_NOTICED = 20  # ranks whose end others notice by themselves: by then everybody has noticed one
 MOST_EVENTS = 1000  # of a rank; a job with more has no end
@@ -33,9 +34,10 @@ class Launcher(NamedTuple):
     """What was measured of a launcher.
 
     When an agent has ended with a status, or by a signal, all others get SIGTERM after `terminate_s` and SIGKILL after
-    `kill_s`; with `only_killed`, when it was killed. A stop signal reaches the agents, with `signals_all` the ranks,
-    too; SIGKILL follows after `stop_kill_s`. None for never. `stops` are the signals that come of a stop. A rank that
-    has failed ends the job by MPI_Abort if the launcher `takes_abort`: then the agents get SIGTERM at once.
+    `kill_s`; with `only_killed`, when it was killed, or had not agreed with the others. A stop signal reaches the
+    agents, with `signals_all` the ranks, too; SIGKILL follows after `stop_kill_s`. None for never. `stops` are the
+    signals that come of a stop. A rank that has failed ends the job by MPI_Abort if the launcher `takes_abort`: then
+    the agents get SIGTERM at once. An agent can cancel the step of a launcher that `has_step`.
     """
 
     terminate_s: float | None = None
@@ -45,14 +47,15 @@ class Launcher(NamedTuple):
     stop_kill_s: float | None = None
     stops: tuple[signal.Signals, ...] = (signal.SIGTERM,)
     takes_abort: bool = False
+    has_step: bool = False
 
 
 LAUNCHERS = {
     "mpirun of Open MPI 4.1": Launcher(1.0, 2.0, stop_kill_s=1.0, takes_abort=True),
     "mpirun of Open MPI 5.0": Launcher(0.25, 0.5, stop_kill_s=0.5, takes_abort=True),
     "mpiexec of MPICH": Launcher(None, 0.002, only_killed=True, stops=(signal.SIGTERM, signal.SIGINT)),
-    "srun --mpi=pmix": Launcher(None, 1.0, signals_all=True, stop_kill_s=2.0),
-    "srun --mpi=pmi2": Launcher(signals_all=True, stop_kill_s=2.0),
+    "srun --mpi=pmix": Launcher(None, 1.0, signals_all=True, stop_kill_s=2.0, has_step=True),
+    "srun --mpi=pmi2": Launcher(signals_all=True, stop_kill_s=2.0, has_step=True),
 }
 
 
@@ -85,10 +88,11 @@ class Shape(NamedTuple):
 
 
 class Printed(NamedTuple):
-    """A report that somebody has printed."""
+    """A report that somebody has printed; `is_isolated`: on a node that has lost its network."""
 
     at_s: float
     by: str
+    is_isolated: bool
     root_cause: RootCause
 
 
@@ -103,6 +107,7 @@ class World:
         self._count = 0
         self._last: dict[Any, float] = {}  # delivery on each channel, which keeps the order
         self.lost_nodes: set[int] = set()
+        self.isolated: int | None = None  # a lost node that runs on without its network
         self.slow_nodes: set[int] = set()
         self.cut_off: dict[int, float] = {}  # nodes of which nothing comes through before a time
         self.effects: list[tuple[float, Any]] = []  # the faults that had one, and when
@@ -110,6 +115,7 @@ class World:
         self.printed: list[Printed] = []
         self.said: list[str] = []
         self.coordinator_is_lost = False
+        self.has_deputy = False
         self.was_stopped = False  # by the launcher's user
         self.kills_s: float | None = None  # when the launcher began to end all
         self._noticed = 0
@@ -156,14 +162,14 @@ class World:
             self.now, _, act, arguments = heapq.heappop(self._queue)
             act(*arguments)
 
-    def print_report(self, by: str, root_cause: RootCause) -> None:
+    def print_report(self, by: str, node: int, root_cause: RootCause) -> None:
         """Note that somebody prints why the job failed."""
         self.trace(by, "prints", root_cause)
-        self.printed.append(Printed(self.now, by, root_cause))
+        self.printed.append(Printed(self.now, by, node == self.isolated, root_cause))
 
-    def on_agent_end(self, was_killed: bool, status: int) -> None:
-        """Do what the launcher does when an agent has ended."""
-        if self.kills_s is None and (was_killed or (status and not self.launcher.only_killed)):
+    def on_agent_end(self, is_alone: bool, status: int) -> None:
+        """Do what the launcher does when an agent has ended; `is_alone`: without the others, it may be killed."""
+        if self.kills_s is None and status and (is_alone or not self.launcher.only_killed):
             self.signal_agents(self.launcher.terminate_s, signal.SIGTERM)
             self.signal_agents(self.launcher.kill_s, signal.SIGKILL)
 
@@ -178,16 +184,17 @@ class World:
         self.signal_agents(0.0, number)
         if self.launcher.signals_all:
             for rank in self.ranks:
-                self.schedule(self.random.uniform(0, 0.05), rank.take_signal, number)
+                if rank.node not in self.lost_nodes:
+                    self.schedule(self.random.uniform(0, 0.05), rank.take_signal, number)
         self.signal_agents(self.launcher.stop_kill_s, signal.SIGKILL)
 
     def signal_agents(self, after_s: float | None, number: int) -> None:
-        """Send all agents a signal, node by node."""
+        """Send all agents that the launcher reaches a signal, node by node."""
         if after_s is None:
             return
         if number == signal.SIGKILL:
             self.kills_s = min(self.kills_s or 1e9, self.now + after_s)
-        for node in range(self.shape.nodes):
+        for node in [node for node in range(self.shape.nodes) if node not in self.lost_nodes]:
             reached_s = after_s + self.random.uniform(0, 0.005)
             for agent in self.agents[node * self.shape.per_node:(node + 1) * self.shape.per_node]:
                 self.schedule(reached_s + self.random.uniform(0, 0.002), agent.take_signal, number)
@@ -205,6 +212,18 @@ class World:
             rank.alive = False
             self.agents[rank.number].vanish()
             self.on_stall(rank)
+
+    def isolate(self, node: int) -> None:
+        """Let a node lose its network, and run on; it may be that of the coordinator."""
+        self.trace("node", node, "has lost its network")
+        self.lost_nodes.add(node)
+        self.isolated = node
+        self.coordinator_is_lost |= node == 0 and not isinstance(self.server.coordinator.phase, Over)
+        for other in range(self.shape.nodes):
+            self.on_stall(self.ranks[other * self.shape.per_node])
+        for agent in self.agents:
+            if agent.is_linked and agent.rank.node and node in (0, agent.rank.node):
+                agent.lose_link()
 
     def on_stall(self, rank: Rank) -> None:
         """Let the other ranks notice, at the end of their collective's time, that one does not come."""
@@ -407,14 +426,24 @@ class Agent:
         if self.number == 0:
             self._leave_others(LOST_LINK_S)
         elif self.is_linked:
-            self.world.schedule(LOST_LINK_S, self.world.server.post, events.PeerLost(self.link, "timed out"))
+            self._be_missed()
+
+    def _be_missed(self) -> None:
+        self.world.schedule(LOST_LINK_S + self.world.random.uniform(0, LOST_LINK_SPREAD_S),
+                            self.world.server.post, events.PeerLost(self.link, "timed out"))
+
+    def lose_link(self) -> None:
+        """Lose the network between this agent and the coordinator."""
+        self._be_missed()
+        self.world.schedule(LOST_LINK_S + self.world.random.uniform(0, LOST_LINK_SPREAD_S), self.lose_coordinator,
+                            "timed out")
 
     def take_signal(self, number: int) -> None:
         """Do what a signal does."""
         if self.alive and number == signal.SIGKILL:
             self.world.trace(f"agent {self.number} is killed")
             self._end()
-            self.world.on_agent_end(True, 0)
+            self.world.on_agent_end(True, 137)
         elif self.alive:
             self.post(events.Signalled(number))
 
@@ -428,19 +457,20 @@ class Agent:
             self.send_to_coordinator(events.PeerLost(self.link))
 
     def _leave_others(self, after_s: float) -> None:
-        """Let the other agents lose the coordinator."""
+        """Let the other agents lose the coordinator: at once, or when their kernels give up."""
         server = self.world.server.coordinator
         self.world.coordinator_is_lost |= not isinstance(server.phase, Over)
         for other in self.world.agents[1:]:
             if other.is_linked and (delay := self.world.between(self.rank.node, other.rank.node)) is not None:
                 self.world.send(("down", other.number), after_s + delay, other.lose_coordinator)
             elif other.is_linked:
-                self.world.schedule(after_s, other.lose_coordinator)
+                self.world.schedule(after_s + self.world.random.uniform(0, LOST_LINK_SPREAD_S), other.lose_coordinator,
+                                    "timed out")
 
-    def lose_coordinator(self) -> None:
+    def lose_coordinator(self, error: str = "") -> None:
         """See the end of the connection."""
         if not self._is_over:
-            self.post(events.CoordinatorLost("rank 0's agent has ended unexpectedly"))
+            self.post(events.CoordinatorLost(error))
 
     def post(self, event: events.AgentEvent) -> None:
         """Pass an event to the logic, and do what it wants; an event that comes meanwhile follows afterwards."""
@@ -455,6 +485,7 @@ class Agent:
     def receive(self, message: CoordinatorToAgent) -> None:
         """Take a message of the coordinator."""
         self._is_over |= isinstance(message, protocol.JobOver)
+        self.world.has_deputy |= isinstance(message, protocol.Deputy)
         self.post(events.FromCoordinator(message))
 
     def send_to_coordinator(self, event: events.CoordinatorEvent) -> None:
@@ -480,7 +511,7 @@ class Agent:
                 world.trace(text)
                 world.said.append(text)
             case events.PrintReport(root_cause):
-                world.print_report(f"agent {self.number}", root_cause)
+                world.print_report(f"agent {self.number}", rank.node, root_cause)
                 self.post(events.Printed())
             case events.ToRank(message):
                 world.send(("to rank", self.number), world.random.uniform(*LOCAL_S), rank.receive, message)
@@ -495,7 +526,9 @@ class Agent:
                 world.trace(f"agent {self.number} exits with {status}")
                 self.status = status
                 self._end()
-                world.on_agent_end(False, status)
+                if rank.node not in world.lost_nodes:
+                    is_agreed = self._is_over or (self.number == 0 and isinstance(world.server.coordinator.phase, Over))
+                    world.on_agent_end(not is_agreed, status)
             case _:
                 self._do_to_rank(action)
 
@@ -509,6 +542,8 @@ class Agent:
                     world.schedule(world.random.uniform(0.001, 0.3), rank.end, signal.SIGKILL)
             case events.AgentCommand.END_RANK:
                 world.schedule(0.0001, rank.end, signal.SIGKILL)
+            case events.AgentCommand.CANCEL_STEP if world.launcher.has_step:
+                world.signal_agents(0.1, signal.SIGKILL)
             case events.AgentCommand.FINISH_OUTPUT:
                 after_s = world.random.choice([0.0001, 0.3])
                 world.schedule(after_s, self.post, events.OutputFinished(is_lost=False, log_lost=False))
@@ -563,7 +598,7 @@ class Server:
             case events.SetTimer(name, after_s):
                 self._timers.set(name, after_s)
             case events.PrintOwnReport(root_cause):
-                world.print_report("coordinator", root_cause)
+                world.print_report("coordinator", 0, root_cause)
             case events.PrintLine(text):
                 world.trace(text)
                 world.said.append(text)
