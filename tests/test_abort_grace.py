@@ -35,6 +35,11 @@ if rank == 1:
     raise Odd
 time.sleep(600)
 """
+TOGETHER = """
+open(f"{__file__}.{rank}", "w").close()
+while not all(os.path.exists(f"{__file__}.{each}") for each in (0, 1)):
+    time.sleep(0.01)
+"""
 SLOW_HOOK = """
 def hook(*_):
     print("hook begins", flush=True)
@@ -132,7 +137,7 @@ def test_an_exception_that_cannot_say_what_it_is(mpi: Mpi, script: Path) -> None
 
 @pytest.mark.parametrize("mpi", MPICH_FIRST)
 def test_a_slow_hook_comes_to_its_end_and_the_others_live_as_long(mpi: Mpi, script: Path) -> None:
-    script.write_text(HEAD + SLOW_HOOK)
+    script.write_text(HEAD + TOGETHER + SLOW_HOOK)
     done = check(mpiexec(mpi, 2, script), 1)
     assert done.stdout.splitlines() == ["hook begins", "the other works on", "hook ends"]
     assert done.stderr.count("mpiddp: failed: rank 1 on ") == 1
