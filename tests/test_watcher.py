@@ -392,6 +392,17 @@ def test_a_coordinator_that_does_not_answer_is_lost(watcher: Watcher) -> None:
     assert watcher.handle(events.CoordinatorLost("ended"), 10.5) == []
 
 
+def test_a_coordinator_that_is_lost_before_it_has_admitted_a_rank_that_has_ended() -> None:
+    watcher = Watcher(CONFIG, 0.0)
+    watcher.handle(JOINS, 1.0)
+    watcher.handle(events.RankGone(0), 1.1)
+    watcher.handle(END_OF_OUTPUT, 1.2)
+    lost = watcher.handle(events.CoordinatorLost("timed out"), 60.0)
+    assert printed(lost) == [message("launch/no_coordinator", rank=1, host="n0", error="timed out")]
+    watcher.handle(events.DescendantsGone(), 60.1)
+    assert watcher.handle(END_OF_OUTPUT, 60.2) == [events.Exit(EXIT_CANNOT_START)]
+
+
 def test_a_coordinator_that_is_lost_after_the_report_is_printed(watcher: Watcher) -> None:
     watcher.handle(events.FromRank(Failed(RAISED)), 2.0)
     watcher.handle(events.FromCoordinator(PrintReason(RootCause(RAISED))), 2.1)

@@ -465,7 +465,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         match self.phase:
             case Ending(status) if self._is_forwarded:
                 self._exit(status)
-            case Leaving() if self._is_forwarded and not self._deputises_for:
+            case Leaving() if self._is_forwarded and self._is_admitted and not self._deputises_for:
                 self._exit(self._rank_status or 0)
             case Working() | Failing() | Leaving() if not self._is_admitted:
                 self._do(events.PrintLine(f"mpiddp: the agent of {self.config.name} has no coordinator: "
