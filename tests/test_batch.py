@@ -361,6 +361,7 @@ def test_a_job_whose_first_node_is_lost_is_requeued(cluster: Cluster, folder: Pa
     """With it the batch script is gone, but by --no-kill the job keeps the other nodes: the second requeues the job."""
     script = edited(folder, "supervise.sh", ENVIRONMENT=ACTIVATE, COMMAND=f"python -m mpiddp {PROGRAMS / 'stops.py'}",
                     SUPERVISE="python -m mpiddp.supervise --nodes 2")
+    script.write_text(script.read_text().replace("while sleep 60", "while sleep 5"))
     job = Submitted(cluster, script)
     try:
         job.wait_for("(READY.*){4}")

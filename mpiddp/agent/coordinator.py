@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import ClassVar
 
 from ..base.errors import assert_never
@@ -124,12 +124,12 @@ class DeadlockChecks:
         """Make checks from now on, the first one after `first_s`; a call during the checks does nothing."""
         if self._since_s is not None:
             return []
-        self._since_s = now_s
+        self._since_s, self._found = now_s, None
         return [events.SetTimer("deadlock check", first_s)]
 
     def end(self) -> None:
         """Make no more checks."""
-        self._since_s = self._found = None
+        self._since_s = None
 
     def on_due(self, now_s: float) -> list[events.CoordinatorAction]:
         """Make a check, and set the timer of the next one: less often, the longer there is no deadlock."""
@@ -141,7 +141,7 @@ class DeadlockChecks:
 
     def on_checked(self, report: Report | None, now_s: float) -> tuple[list[events.CoordinatorAction], Report | None]:
         """Print a deadlock, as in `report`, if it is new; return the report after the timeout."""
-        if report is None:
+        if report is None or self._since_s is None:
             self._found = None
         elif self._found is None or self._found[0] != report.cause:
             self._found = report.cause, now_s
@@ -328,7 +328,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
     def _admit(self, link: int, hello: Hello) -> None:
         peer = self.peers.admit(link, hello)
         self._send(peer, protocol.Admitted())
-        self._appoint_deputy()
+        self._appoint_deputy([peer] if peer.rank > 0 else self.peers.by_rank.values())
         match self.phase:
             case Ending(status):
                 self._awaits_agents = self._awaits_agents and self._has_late_agents
@@ -336,13 +336,13 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
             case Over(status):
                 self._send(peer, protocol.JobOver(status))
 
-    def _appoint_deputy(self) -> None:
+    def _appoint_deputy(self, candidates: Iterable[Peer]) -> None:
         """Choose the agent that reports the loss of this process: on another node, if there is one."""
         if self._own is None or isinstance(self.phase, (Ending, Over)):
             return
         own_host, before = self._own.host, self._deputy
         if before is None or before.host == own_host:
-            others = [peer for peer in self.peers.by_rank.values() if peer.rank > 0]
+            others = [peer for peer in candidates if peer.rank > 0]
             chosen = next((peer for peer in others if peer.host != own_host), before or next(iter(others), None))
             if chosen is not None and chosen is not before:
                 self._deputy = chosen
@@ -449,7 +449,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
             self._send(neighbour, protocol.KillGroup(peer.group))
         if peer is self._deputy:
             self._deputy = None
-            self._appoint_deputy()
+            self._appoint_deputy(self.peers.by_rank.values())
         if peer.rank not in self.evidence.reports.ranks:
             self._add_report(root_cause.make_loss_report(peer.rank, peer.host, error))
         if isinstance(self.phase, Decided) and peer.rank == self.phase.root_cause.first.rank:

@@ -131,7 +131,8 @@ def end_launcher(pid: int) -> None:
         try:
             os.setsid()
             keep_only(descriptor)  # the launcher waits until nobody can write to its pipes
-            if not select.select([descriptor], [], [], WAITING_LAUNCHER_TIMEOUT_S)[0]:
+            (end := select.poll()).register(descriptor, select.POLLIN)
+            if not end.poll(1000 * WAITING_LAUNCHER_TIMEOUT_S):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         finally:
             os._exit(0)

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import socket
+import stat
 import time
 from posix import fork  # os.fork may be a debugger's own, which holds the new process
 
@@ -66,7 +67,10 @@ def describe_script(script: Script | None) -> str:
 def has_silent_stdin(started_by: launchers.LaunchFacts | None) -> bool:
     """Return whether a prompt of the rank would wait for ever: neither input nor its end comes on stdin."""
     option = started_by.launcher.stdin_option if started_by and started_by.rank > 0 else ""
-    return bool(option) and option not in read_text(f"/proc/{os.getppid()}/cmdline").split("\0")
+    if not option or stat.S_ISREG(os.fstat(0).st_mode):
+        return False
+    program, *options = read_text(f"/proc/{os.getppid()}/cmdline").split("\0")
+    return os.path.basename(program).startswith("hydra") and option not in options  # no shell, which may give an input
 
 
 def fork_rank(config: LaunchConfig, started_by: launchers.LaunchFacts | None) -> client.AgentClient:

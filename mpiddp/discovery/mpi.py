@@ -238,7 +238,8 @@ def find_node(comm: MPI.Comm) -> tuple[int, bool]:
     node = comm.Split_type(mpi.COMM_TYPE_SHARED, key=comm.rank)
     lowest, size = int(node.bcast(comm.rank, root=0)), node.size
     node.Free()
-    if comm.size > 1 and comm.allreduce(size, op=mpi.MAX) == 1:
+    if comm.size > 1 and mpi.get_vendor()[0] == "MPICH" and comm.allreduce(size, op=mpi.MAX) == 1:
         nodes = comm.allgather((runtime.hostname(), read_boot_id()))
-        lowest, size = nodes.index(nodes[comm.rank]), nodes.count(nodes[comm.rank])
+        if all(boot_id for _, boot_id in nodes):
+            lowest, size = nodes.index(nodes[comm.rank]), nodes.count(nodes[comm.rank])
     return lowest, size == comm.size

@@ -40,10 +40,12 @@ def make_report(error: BaseException, rank: int, host: str) -> Report:
         details = ", ".join(filter(None, (origin.by, os.path.basename(origin.where))))
         cause = f"{origin.cause} ({details})" if details else origin.cause
     with contextlib.suppress(BaseException):  # as above
-        from .workers import find_dead_worker
+        from .workers import find_dead_worker, is_lost_connection
 
-        if worker := find_dead_worker(list_related(error)):
-            kind, cause = ReportKind.ERROR, f"{worker} (then {cause})"
+        errors = list_related(error)
+        if not signal and (worker := find_dead_worker(errors)):
+            cause = f"{worker} (then {cause})"
+            kind = ReportKind.ERROR if any(map(is_lost_connection, errors)) else kind
     return Report(rank, host, kind, cause, find_script_status(error) or 1, where, signal=signal)
 
 

@@ -145,8 +145,9 @@ class Supervisor:
         may_start_again = attempt.status and not (attempt.has_stopped or attempt.is_explained)
         if may_start_again and self._wait_for_controller() and attempt.kind != ReportKind.ERROR:
             attempt = attempt._replace(silent=tuple(dict.fromkeys((*attempt.silent, *self._find_silent(nodes)))))
-        if may_start_again:
-            attempt = attempt._replace(drained=find_drained_nodes(plan.allocation))
+        drained = find_drained_nodes(plan.allocation) if may_start_again else ()
+        if len(drained) + plan.nodes <= len(plan.allocation.nodes):  # else they are better than none
+            attempt = attempt._replace(drained=drained)
         if attempt.status and plan.error_file and os.path.exists(report):
             write_file(plan.error_file, Path(report).read_text(encoding="utf-8"))
         after = read_checkpoint_state(plan.progress_file)
