@@ -196,11 +196,13 @@ def find_wrong_of_loss(world: World) -> list[str]:
     """Return what must not be of a job that has lost its coordinator, by that fault alone: its deputy reports it."""
     printed = [report for report in world.printed if not report.is_isolated]
     has_time = world.kills_s is None or bool(printed and printed[0].at_s < world.kills_s)
-    if not (printed or world.said) and has_time and any(agent.status is not None for agent in world.agents):
-        return ["nobody says that the coordinator is lost"]
     (_, fault), *more = world.effects
+    has_deputy = any(world.agents[rank].status is not None for rank in world.deputies)  # which was not lost, too
+    is_survived = any(agent.status is not None for agent in world.agents)
+    if not (printed or world.said) and has_time and is_survived and (has_deputy or not more):
+        return ["nobody says that the coordinator is lost"]
     is_first = fault.rank == 0 if fault.kind == "agent" else fault.kind == "node" and world.ranks[fault.rank].node == 0
-    if more or not is_first or not world.has_deputy or not has_time:
+    if more or not is_first or not has_deputy or not has_time:
         return []
     others = [line for line in world.said if "has no coordinator" not in line]  # of those that it has not admitted
     if [report.root_cause.first.rank for report in printed] != [0] or others:

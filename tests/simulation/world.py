@@ -115,7 +115,7 @@ class World:
         self.printed: list[Printed] = []
         self.said: list[str] = []
         self.coordinator_is_lost = False
-        self.has_deputy = False
+        self.deputies: set[int] = set()  # the ranks whose agents were appointed
         self.was_stopped = False  # by the launcher's user
         self.kills_s: float | None = None  # when the launcher began to end all
         self._noticed = 0
@@ -485,7 +485,8 @@ class Agent:
     def receive(self, message: CoordinatorToAgent) -> None:
         """Take a message of the coordinator."""
         self._is_over |= isinstance(message, protocol.JobOver)
-        self.world.has_deputy |= isinstance(message, protocol.Deputy)
+        if isinstance(message, protocol.Deputy):
+            self.world.deputies.add(self.number)
         self.post(events.FromCoordinator(message))
 
     def send_to_coordinator(self, event: events.CoordinatorEvent) -> None:
