@@ -47,6 +47,7 @@ from mpiddp.agent.timeouts import (
     FLUSH_TIMEOUT_S,
     JOB_OVER_TIMEOUT_S,
     KILL_DELAY_S,
+    KILL_SPREAD_S,
     LOST_COORDINATOR_TIMEOUT_S,
     LOST_LAUNCHER_TIMEOUT_S,
     REPORTS_SPREAD_S,
@@ -146,8 +147,8 @@ def test_a_failure_from_the_report_to_the_end(watcher: Watcher) -> None:
 def test_a_rank_that_prints_no_traceback_in_time(watcher: Watcher) -> None:
     watcher.handle(events.FromRank(Failed(RAISED)), 2.0)
     selected = watcher.handle(events.FromCoordinator(PrintReason(RootCause(RAISED))), 2.1)
-    assert events.SetTimer("stack", STACK_TIMEOUT_S) in selected
-    assert printed(watcher.handle(events.Due("stack"), 4.1)) == [RootCause(RAISED)]
+    assert events.SetTimer("report", STACK_TIMEOUT_S) in selected
+    assert printed(watcher.handle(events.Due("report"), 4.1)) == [RootCause(RAISED)]
     assert printed(watcher.handle(events.FromRank(StackPrinted("late")), 4.2)) == []
 
 
@@ -298,8 +299,11 @@ def test_the_deputy_reports_a_lost_coordinator(
     lost = watcher.handle(events.CoordinatorLost(error), 2.0)
     assert printed(lost) == [RootCause(Report(0, "n9", ReportKind.UNREACHABLE, cause, status))]
     assert events.SetTimer("coordinator lost", LOST_COORDINATOR_TIMEOUT_S) in lost
-    assert watcher.handle(events.Printed(), 2.1) == []
-    assert to_rank(watcher.handle(events.Due("coordinator lost"), 4.0)) == [JobEnds(status)]
+    ending = watcher.handle(events.Printed(), 2.1)
+    if not has_failed:
+        assert ending == []
+        ending = watcher.handle(events.Due("coordinator lost"), 4.0)
+    assert to_rank(ending) == [JobEnds(status)]
     watcher.handle(events.RankGone(signal.SIGKILL), 4.1)
     watcher.handle(events.DescendantsGone(), 4.2)
     ended = watcher.handle(END_OF_OUTPUT, 4.2)
@@ -309,6 +313,18 @@ def test_the_deputy_reports_a_lost_coordinator(
             AgentCommand.CANCEL_STEP, AgentCommand.END_LAUNCHER, events.Exit(status)]
     else:
         assert ended == [events.Exit(status)]
+
+
+def test_the_deputy_waits_for_srun_to_kill_it_too() -> None:
+    """If srun got a signal, it kills all agents, one by one; its own rank may fail in between, or leave."""
+    watcher = join(CONFIG._replace(by_srun=True))
+    watcher.handle(events.FromCoordinator(Deputy("n9")), 1.5)
+    assert printed(lost := watcher.handle(events.CoordinatorLost(""), 2.0)) == []
+    assert events.SetTimer("report", KILL_SPREAD_S) in lost
+    assert watcher.handle(events.FromRank(Failed(LOST)), 2.1) == []
+    (report,) = printed(watcher.handle(events.Due("report"), 2.5))
+    assert report.first.cause == message("launch/agent_killed")
+    assert to_rank(watcher.handle(events.Printed(), 2.5)) == [JobEnds(137)]
 
 
 def test_an_agent_that_is_deputy_no_more(watcher: Watcher) -> None:

@@ -17,6 +17,7 @@ STACK_TIMEOUT_S = 2.0  # for that rank to print its traceback
 OUTPUT_TIMEOUT_S = 1.5  # for output that was written before the report to be shown
 SNAPSHOT_TIMEOUT_S = 2.0  # for all ranks to answer where they are
 SIGNAL_SPREAD_S = 1.0  # in which a signal reaches all ranks
+KILL_SPREAD_S = 0.5  # in which an srun that has got a signal kills all agents
 
 # The end
 CLOSED_TIMEOUT_S = 1.0  # after a rank's connection has closed, until it counts as finished: it may be ending
@@ -43,4 +44,5 @@ assert ROOT_CAUSE_WAIT_S + PRINT_TIMEOUT_S < DECISION_TIMEOUT_S
 assert DECISION_TIMEOUT_S + STACK_TIMEOUT_S + OUTPUT_TIMEOUT_S < ANSWER_TIMEOUT_S < HARD_GRACE_S
 assert STACK_TIMEOUT_S + OUTPUT_TIMEOUT_S < PRINT_TIMEOUT_S
 assert FLUSH_TIMEOUT_S < FINAL_EXIT_TIMEOUT_S < JOB_OVER_TIMEOUT_S < ABORT_WAIT_S
+assert KILL_SPREAD_S < LOST_COORDINATOR_TIMEOUT_S
 assert DESCENDANTS_TIMEOUT_S < JOB_OVER_TIMEOUT_S

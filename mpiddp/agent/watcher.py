@@ -237,7 +237,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 self._decide_alone()
             case "launcher gone":
                 self._on_launcher_gone()
-            case "stack":
+            case "report":
                 self._print_report()
             case "terminate":
                 self._do(AgentCommand.END_RANK)
@@ -276,7 +276,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             if isinstance(self.phase, Ending):
                 self._do(events.ToRank(protocol.JobEnds(self.phase.status)))
         elif self._loss is not None:  # which may be the reason
-            self._end_rank(self._loss.status)
+            if self._root_cause is None:
+                self._end_rank(self._loss.status)
         else:
             self._do(events.ToCoordinator(protocol.Failed(report)),
                      events.SetTimer("decision", timeouts.DECISION_TIMEOUT_S))
@@ -291,7 +292,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
             return
         self._root_cause = root_cause
         if self._rank is RankState.CLEANS_UP:
-            self._do(events.ToRank(protocol.PrintStack()), events.SetTimer("stack", timeouts.STACK_TIMEOUT_S))
+            self._do(events.ToRank(protocol.PrintStack()), events.SetTimer("report", timeouts.STACK_TIMEOUT_S))
         else:
             self._print_report()
 
@@ -301,7 +302,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         if root_cause is not None:
             assert self.member is not None
             after_s = self._now_s - self.startup.began_s
-            self._do(events.CancelTimer("stack"), events.PrintReport(root_cause, self.member, after_s, stack))
+            self._do(events.CancelTimer("report"), events.PrintReport(root_cause, self.member, after_s, stack))
 
     def _on_printed(self) -> None:
         """Tell the coordinator, which then ends the ranks; without one end this rank if it has failed by itself."""
@@ -310,6 +311,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 self._do(events.ToCoordinator(protocol.ReasonPrinted()))
             case Failing(report) if self._has_printed:
                 self._end_rank(report.status)
+            case Failing() if self._loss is not None:
+                self._end_rank(self._loss.status)
             case Leaving() if self._is_forwarded and self._loss is not None:
                 self._exit(self._rank_status or self._loss.status)
 
@@ -413,7 +416,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         match self.phase:
             case Ending(status, over) if (self._is_alone and not self._loss_error) or (over and not over.aborts):
                 self._exit(status)
-            case Leaving() if self._is_alone:
+            case Leaving() if self._is_alone and self._root_cause is None:
                 self._exit(self._rank_status)
             case _ if self._is_alone:
                 pass  # until "job over"
@@ -479,7 +482,10 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 self._do(events.SetTimer("coordinator lost", timeouts.LOST_COORDINATOR_TIMEOUT_S))
                 if self._deputises_for:
                     self._root_cause = RootCause(self._loss)
-                    self._print_report()
+                    if self.config.by_srun and not error:
+                        self._do(events.SetTimer("report", timeouts.KILL_SPREAD_S))
+                    else:
+                        self._print_report()
 
     def _print_own_failure(self) -> bool:
         """Print the rank's report if the rank has failed by itself, and return whether it has; then end it."""
