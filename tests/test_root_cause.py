@@ -11,6 +11,7 @@ from mpiddp.base.ranks import LogPlan, RankIdentity
 from mpiddp.failure.postmortem import describe_signal
 from mpiddp.failure.report import format_failure, make_error_record
 from mpiddp.failure.root_cause import (
+    KILL_SPREAD_S,
     NOBODY,
     NODE_LOST,
     ROOT_CAUSE_WAIT_S,
@@ -33,6 +34,7 @@ from mpiddp.failure.root_cause import (
     conclude_secondary,
     conclude_step_daemon,
     is_peer_loss,
+    make_loss_report,
     select_root_cause,
     truncate_report,
 )
@@ -80,6 +82,16 @@ RAISED_TOO = message("launch/also_failed", rank=5, host="n2", cause="cause 5")
 ])
 def test_the_root_cause(reports: list[Report], waited_s: float, root_cause: RootCause | None) -> None:
     assert select(reports, waited_s, FailureContext(HOSTS)) == root_cause
+
+
+@pytest.mark.parametrize(("by_srun", "waited_s", "is_clear"), [
+    (True, SAME_CAUSE_WAIT_S, False), (True, KILL_SPREAD_S, True), (False, SAME_CAUSE_WAIT_S, True)])
+def test_an_srun_that_gets_a_signal_has_time_to_kill_all_agents(by_srun: bool, waited_s: float, is_clear: bool) -> None:
+    """So that the first of them is not blamed, also if all ranks have noticed."""
+    gone = make_loss_report(3, "n1", "")
+    reports = [gone, *(report(rank, ReportKind.SECONDARY) for rank in (0, 1, 2, 4, 5))]
+    selected = select(reports, waited_s, FailureContext(HOSTS, world_size=6, by_srun=by_srun))
+    assert (selected is not None and selected.first == gone) == is_clear
 
 
 TERMINATED = report(4, ReportKind.PROCESS_EXIT, "SIGTERM")

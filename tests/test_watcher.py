@@ -47,14 +47,13 @@ from mpiddp.agent.timeouts import (
     FLUSH_TIMEOUT_S,
     JOB_OVER_TIMEOUT_S,
     KILL_DELAY_S,
-    KILL_SPREAD_S,
     LOST_COORDINATOR_TIMEOUT_S,
     LOST_LAUNCHER_TIMEOUT_S,
     REPORTS_SPREAD_S,
     STACK_TIMEOUT_S,
 )
 from mpiddp.agent.watcher import Ending, Failing, Leaving, Over, Watcher, Working
-from mpiddp.failure.root_cause import Report, ReportKind, RootCause
+from mpiddp.failure.root_cause import KILL_SPREAD_S, Report, ReportKind, RootCause
 from mpiddp.systems.launchers import describe_hang
 from mpiddp.systems.statuses import EXIT_CANNOT_START
 from mpiddp.where.protocol import SnapshotRequest

@@ -36,7 +36,7 @@ MIN_DEADLOCK_CHECK_S, MAX_DEADLOCK_CHECK_S = 5.0, 30.0  # between two checks; tw
 REMIND_AFTER_S = 60.0  # from the first rank's end until those that are awaited are named
 # After the first report: even without others the root cause is clear by then. The rest is for rounding.
 SELECTION_TIMES_S = [time_s + 0.001 for time_s in (
-    root_cause.SAME_ERROR_WAIT_S, root_cause.SAME_CAUSE_WAIT_S, root_cause.ROOT_CAUSE_WAIT_S)]
+    root_cause.SAME_ERROR_WAIT_S, root_cause.SAME_CAUSE_WAIT_S, root_cause.KILL_SPREAD_S, root_cause.ROOT_CAUSE_WAIT_S)]
 
 
 class Peer:
@@ -479,7 +479,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         evidence = self.evidence
         selected = select_root_cause(evidence.reports, self._now_s - evidence.first_s, root_cause.FailureContext(
             self.peers.hosts, evidence.silent, self._finished.ranks, evidence.signals, self._own.world_size,
-            self._activity))
+            self._activity, self._config.by_srun))
         if selected is not None:
             self._decide(selected)
 

@@ -1,6 +1,6 @@
 """The time limits of agents and ranks, in seconds, and their order."""
 
-from ..failure.root_cause import ROOT_CAUSE_WAIT_S
+from ..failure.root_cause import KILL_SPREAD_S, ROOT_CAUSE_WAIT_S
 
 # The start
 LISTEN_TIMEOUT_S = 30.0  # for an agent to listen: its code may have to be loaded from a cold file system
@@ -17,7 +17,6 @@ STACK_TIMEOUT_S = 2.0  # for that rank to print its traceback
 OUTPUT_TIMEOUT_S = 1.5  # for output that was written before the report to be shown
 SNAPSHOT_TIMEOUT_S = 2.0  # for all ranks to answer where they are
 SIGNAL_SPREAD_S = 1.0  # in which a signal reaches all ranks
-KILL_SPREAD_S = 0.5  # in which an srun that has got a signal kills all agents
 
 # The end
 CLOSED_TIMEOUT_S = 1.0  # after a rank's connection has closed, until it counts as finished: it may be ending

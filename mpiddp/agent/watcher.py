@@ -20,6 +20,7 @@ from ..failure.postmortem import (
     make_death_report,
 )
 from ..failure.root_cause import (
+    KILL_SPREAD_S,
     MAX_STACK_CHARS,
     STEP_DAEMON_KILLED,
     Report,
@@ -483,7 +484,7 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 if self._deputises_for:
                     self._root_cause = RootCause(self._loss)
                     if self.config.by_srun and not error:
-                        self._do(events.SetTimer("report", timeouts.KILL_SPREAD_S))
+                        self._do(events.SetTimer("report", KILL_SPREAD_S))
                     else:
                         self._print_report()
 

@@ -12,6 +12,7 @@ from ..systems.statuses import EXIT_KILLED
 MAX_STACK_CHARS = 50_000  # whole stacks might not fit into a message
 SAME_ERROR_WAIT_S = 0.03  # for a second rank to report the same error; then SAME_CAUSE_WAIT_S for all that have it
 SAME_CAUSE_WAIT_S = 0.15  # for all ranks to report that got the same signal, or that lost a peer
+KILL_SPREAD_S = 0.5  # in which an srun that has got a signal kills all agents, one by one
 ROOT_CAUSE_WAIT_S = 1.0  # for the cause of what looks like a secondary failure to be reported
 
 NOBODY = -1  # the rank of a report if no rank is known to be at fault
@@ -131,6 +132,7 @@ class FailureContext(NamedTuple):
 
     `hosts` has the host of each rank that has registered, of `world_size` ranks. `silent` ranks were probed and did not
     answer, the scripts of `finished` ones have ended. `signals` has the signals from outside that agents got.
+    `by_srun`: srun itself started the agents.
     """
 
     hosts: Mapping[int, str]
@@ -139,6 +141,7 @@ class FailureContext(NamedTuple):
     signals: Collection[str] = ()
     world_size: int = 0
     activity: JobActivity = JobActivity()
+    by_srun: bool = False
 
 
 class Reports:
@@ -277,6 +280,8 @@ def conclude_death(case: Case) -> RootCause | Wait | None:
     death = case.reports.first_death
     if death is None:
         return None
+    if case.context.by_srun and death.cause == AGENT_KILLED and case.waited_s < KILL_SPREAD_S:
+        return WAIT  # for srun to kill this agent, too
     if case.waited_s < SAME_CAUSE_WAIT_S and not case.is_complete:
         return WAIT  # for the ranks that have noticed
     return RootCause(death, join_parts(describe_secondary(case.reports.secondary),
