@@ -26,7 +26,7 @@ COLLECTIVE_S = 3.0  # after which a collective gives up
 LOST_LINK_S = 60.0  # until the kernel gives up a connection whose other end is silent
 LOST_LINK_SPREAD_S = 15.0  # between two kernels that do
 MOST_CONNECTING_S = 0.4  # from a rank's registration until its agent has a connection to the coordinator
-MOST_NOTICED = 20  # ranks whose end others notice by themselves: by then everybody has noticed one
+MOST_NOTICED = 20  # ranks whose end or stall others notice by themselves: by then everybody has noticed one
 MOST_EVENTS = 1000  # of a rank; a job with more has no end
 
 
@@ -118,7 +118,7 @@ class World:
         self.deputies: set[int] = set()  # the ranks whose agents were appointed
         self.was_stopped = False  # by the launcher's user
         self.kills_s: float | None = None  # when the launcher began to end all
-        self._noticed = 0
+        self._stalled = self._gone = 0  # ranks
         self.ranks = [Rank(self, number) for number in range(shape.ranks)]
         self.agents = [Agent(self, rank) for rank in self.ranks]
         self.server = Server(self)
@@ -227,14 +227,17 @@ class World:
 
     def on_stall(self, rank: Rank) -> None:
         """Let the other ranks notice, at the end of their collective's time, that one does not come."""
+        self._stalled += 1
+        if self._stalled > MOST_NOTICED:
+            return
         for other in self.ranks:
             if other is not rank:
                 self.schedule(COLLECTIVE_S + self.random.uniform(0, 0.2), other.notice_loss, rank, "timed out waiting")
 
     def on_gone(self, rank: Rank) -> None:
         """Let the other ranks notice that one is gone: some at once, by its connections, others in time."""
-        self._noticed += 1
-        if self._noticed > MOST_NOTICED:
+        self._gone += 1
+        if self._gone > MOST_NOTICED:
             return
         for other in self.ranks:
             if other is not rank and not other.reporting:
