@@ -135,7 +135,7 @@ def inject(world: World, fault: Fault) -> None:
                 world.vanished.append((world.now, fault))
             works = False
         case "late crash":
-            rank.crashes_late = works
+            rank.crashes_late |= works
             works = False
         case "partition":
             world.cut_off[rank.node] = world.now + random.uniform(0.1, COLLECTIVE_S - 0.1)
@@ -204,7 +204,8 @@ def find_wrong_of_loss(world: World) -> list[str]:
     is_first = fault.rank == 0 if fault.kind == "agent" else fault.kind == "node" and world.ranks[fault.rank].node == 0
     if more or not is_first or not has_deputy or not has_time:
         return []
-    others = [line for line in world.said if "has no coordinator" not in line]  # of those that it has not admitted
+    # Agents that it has not admitted, or that got no answer, may say so before the deputy's connection is lost.
+    others = [line for line in world.said if "has no coordinator" not in line and "no answer within" not in line]
     if [report.root_cause.first.rank for report in printed] != [0] or others:
         return [f"the loss of the coordinator is reported by {printed} and {others}"]
     return []
