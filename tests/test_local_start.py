@@ -12,7 +12,7 @@ from mpiddp.bootstrap.local_start import find_own_launcher
 from mpiddp.cli import LocalStart, read_config
 from mpiddp.discovery.launchers import read_launch_facts
 from mpiddp.discovery.schedulers import find_scheduler
-from mpiddp.planning.compatibility import check_local_start
+from mpiddp.planning.compatibility import check_no_batch_job, check_not_nested
 from tests import processes
 from tests.messages import message
 from tests.support import (
@@ -45,16 +45,12 @@ def test_the_ranks_get_all_other_arguments(given: list[str]) -> None:
     (STEP_PMIX, "nested-launcher", "srun sets"),
     ({"SLURM_JOB_ID": "7"}, "in-batch-job", "srun --mpi=pmix"),
     ({"PBS_JOBID": "7.server"}, "in-batch-job", "mpirun --hostfile $PBS_NODEFILE -x PATH"),
-    ({"_CONDOR_PROCNO": "0"}, "in-batch-job", "mpirun"),
-    ({}, "", "")])
+    ({"_CONDOR_PROCNO": "0"}, "in-batch-job", "mpirun")])
 def test_where_a_start_is_refused(environ: Mapping[str, str], name: str, do: str) -> None:
     """With the command of the scheduler, or of the launcher around it."""
-    facts = read_launch_facts(environ), find_scheduler(environ), OPEN_MPI_5
-    if not name:
-        check_local_start(2, *facts)
-        return
     with pytest.raises(LaunchError, match=name) as caught:
-        check_local_start(2, *facts)
+        check_not_nested(2, read_launch_facts(environ))
+        check_no_batch_job(2, find_scheduler(environ), OPEN_MPI_5)
     assert do in caught.value.do
 
 

@@ -15,7 +15,7 @@ from ..base.stderr import write_line
 from ..discovery.launchers import read_launch_facts
 from ..discovery.mpi import Library, identify_library, load_mpi
 from ..discovery.schedulers import find_scheduler
-from ..planning.compatibility import check_local_start
+from ..planning.compatibility import check_no_batch_job, check_not_nested
 from ..systems.statuses import EXIT_CANNOT_START
 from .refusal import format_refusal, refuse_early
 
@@ -26,23 +26,22 @@ OVERSUBSCRIBE = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "PRTE_MCA_rmaps_defau
 def start_ranks(start: LocalStart) -> int:
     """Replace this process by the launcher of the ranks; if that cannot be, print why and return the exit status."""
     try:
-        started_by, scheduler = read_launch_facts(os.environ), find_scheduler(os.environ)
-        library = None if started_by else identify_loaded_library()
-        check_local_start(start.ranks, started_by, scheduler, library)
-        assert library is not None
-        launcher = find_own_launcher(library, os.environ)
+        launcher = choose_launcher(start.ranks)
     except LaunchError as error:
         refuse_early(format_refusal(error))
         return EXIT_CANNOT_START
     command = [launcher, "-n", str(start.ranks), sys.executable, "-m", "mpiddp", *start.arguments]
     write_line(f"mpiddp: {shlex.join(command)}")
-    os.execve(launcher, command, {**OVERSUBSCRIBE, **os.environ})
+    return os.execve(launcher, command, {**OVERSUBSCRIBE, **os.environ})  # noqa: S606 (this process becomes the launcher)
 
 
-def identify_loaded_library() -> Library:
-    """Load MPI, and return the facts of its library; raise LaunchError."""
+def choose_launcher(ranks: int) -> str:
+    """Return the path of the launcher for ranks on this machine; raise LaunchError if they must not be started so."""
+    check_not_nested(ranks, read_launch_facts(os.environ))
     load_mpi()
-    return identify_library()
+    library = identify_library()
+    check_no_batch_job(ranks, find_scheduler(os.environ), library)
+    return find_own_launcher(library, os.environ)
 
 
 def find_own_launcher(library: Library, environ: Mapping[str, str]) -> str:
@@ -60,7 +59,8 @@ def find_own_launcher(library: Library, environ: Mapping[str, str]) -> str:
 
 def list_launchers(library: Library, environ: Mapping[str, str]) -> Iterator[str]:
     """Yield the paths that a library's own launcher may have: in the folder bin beside its lib, then in PATH."""
-    names = (f"{library.row.start}.{library.name.replace(' ', '').lower()}", library.row.start)  # Debian's mpirun.openmpi
+    command = library.row.start
+    names = f"{command}.{library.name.replace(' ', '').lower()}", command  # the first one is Debian's: mpirun.openmpi
     for folder in Path(library.path).parents:
         if folder.name in ("lib", "lib64"):
             yield from (str(folder.parent / "bin" / name) for name in names)

@@ -57,13 +57,8 @@ def check_outer_tasks(started_by: LaunchFacts | None) -> None:
         )
 
 
-def check_local_start(
-    ranks: int, started_by: LaunchFacts | None, scheduler: Scheduler | None, library: Library | None
-) -> None:
-    """Raise LaunchError `nested-launcher` or `in-batch-job` if `mpiddp -n` does not run on a machine of the user's own.
-
-    `library` is what mpi4py has loaded, None in a task of a launcher.
-    """
+def check_not_nested(ranks: int, started_by: LaunchFacts | None) -> None:
+    """Raise LaunchError `nested-launcher` if `mpiddp -n` runs in a task of a launcher."""
     if started_by is not None:
         raise LaunchError(
             "nested-launcher",
@@ -72,7 +67,11 @@ def check_local_start(
             needed="one launcher",
             do=f"omit -n {ranks}: {started_by.launcher.name} sets the number of ranks",
         )
-    if scheduler is not None and library is not None:
+
+
+def check_no_batch_job(ranks: int, scheduler: Scheduler | None, library: Library) -> None:
+    """Raise LaunchError `in-batch-job` if `mpiddp -n` runs in a job of a scheduler."""
+    if scheduler is not None:
         raise LaunchError(
             "in-batch-job",
             actual=f"mpiddp -n {ranks} starts ranks on one machine, but this is a job of {scheduler.name}",
