@@ -17,7 +17,7 @@
 MODULES=""                           # edit: your site's modules; empty for none
 ENVIRONMENT=""                       # edit: a venv's PATH/bin/activate, or conda's $HOME/miniforge3/bin/activate NAME; empty for none
 TASKS=4                              # edit: tasks per node: as many as it has GPUs
-COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments; with mpiddp --stop-before 120, if it calls mpiddp.should_stop(), the job is submitted again
+COMMAND="python -m mpiddp train.py"  # edit: your script, and its arguments; python -m mpiddp --stop-before 120 train.py, if it calls mpiddp.should_stop(): the job is submitted again
 
 cd "$PBS_O_WORKDIR" || exit 1
 if [ -n "$MODULES" ]; then module load $MODULES || exit 1; fi  # no purge: mpiexec comes from a module

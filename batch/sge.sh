@@ -3,7 +3,7 @@
 #$ -N mpiddp
 #$ -j y
 #$ -cwd
-# edit the next two lines: walltime; your site's parallel environment for MPI (qconf -spl), with a slot for each rank
+# edit the next two lines: walltime; your site's parallel environment for MPI (qconf -spl), with a slot for each rank of the job
 #$ -l h_rt=01:00:00
 #$ -pe mpi 4
 # other options that your site may require: remove the first #
