@@ -122,7 +122,7 @@ def abort_open_mpi(mpi: Any, status: int) -> None:
 def has_quiet_abort(mpi: Any) -> bool:
     """Return whether abort_open_mpi() ends the job."""
     name, version = mpi.get_vendor()
-    return name == "Open MPI" and (4,) <= version < (7,)
+    return bool(name == "Open MPI" and (4,) <= version < (7,))
 
 
 def abort_at_exit(mpi: Any) -> bool:
