@@ -70,7 +70,7 @@ def test_files_are_closed_and_objects_destroyed(mpi: Mpi, end: str, status: int,
 @pytest.mark.parametrize("mpi", first_of([MPIS["openmpi4"], *(MPIS[name] for name in ("mpich", "openmpi5", "impi"))]),
                          ids=lambda mpi: mpi.name)
 def test_files_of_a_rank_that_is_ended_are_flushed(mpi: Mpi, tmp_path: Path) -> None:
-    """It sleeps, and its agent kills it. Under Open MPI the other rank ends the job by MPI_Abort, after Python's end."""
+    """It sleeps, and its agent kills it. Under Open MPI the other one ends the job by MPI_Abort, after Python's end."""
     check(mpiexec(mpi, 2, SCRIPT, tmp_path, "raise on rank 0"), 1)
     assert contents(tmp_path, 0, TEXTS + PACKED) == dict.fromkeys(TEXTS + PACKED, "kept")
     flushed = ("text", "csv", "library", "local", "tee")
