@@ -9,6 +9,7 @@ import runpy
 import socket
 import sys
 import traceback
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -135,6 +136,12 @@ def of_text() -> None:
         seven(1)
     except ValueError:
         raise RuntimeError(f"task failed:\n{traceback.format_exc()}") from None
+
+
+@pytest.fixture(autouse=True)
+def _no_workers_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let multiprocessing forget the processes that other tests have left to it: reports name them."""
+    monkeypatch.setattr(multiprocessing.process, "_dangling", weakref.WeakSet())
 
 
 GROUPS = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.11 has groups")

@@ -25,7 +25,8 @@ def test_a_machine_without_a_network(tmp_path: Path) -> None:
     download = download.replace("--dest wheels", f"--dest {wheels}")
     check(processes.run(str(PYTHON), *download.split(), timeout=200, cwd=ROOT))
     assert sum(file.stat().st_size for file in wheels.iterdir()) < MOST_MB * 10**6
-    env = {**os.environ, "PYTHON": str(PYTHON), "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(tmp_path)}
+    env = {**os.environ, "PYTHON": str(PYTHON), "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(tmp_path),
+           "PYTEST_ADDOPTS": ""}
     command = ("unshare", "--net", str(ROOT / "tests/gpu/run"), "--wheels", "wheels", "--table", "table.md")
     done = check(processes.run(*command, timeout=200, env=env, cwd=tmp_path))
     (summary,) = re.findall(r"^(\d+) skipped in ", done.stdout, re.MULTILINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -42,15 +43,22 @@ PYTHON = ("python", "-m", "mpiddp")
 pytestmark = [pytest.mark.mpi, pytest.mark.light]
 
 
+@functools.cache
+def write_agent() -> Path:
+    """Write the agent, once in this process: a file that is open for writing cannot be executed."""
+    agent = Path(scratch(), f"agent-{os.getpid()}")
+    agent.write_text(AGENT)
+    agent.chmod(0o755)
+    return agent
+
+
 def run(mpi: Mpi, *command: str, **variables: str) -> Done:
     """Run the command of a launcher with a host file; the launcher runs on the first of its two hosts."""
     need(mpi.missing() + ["root"] * (os.geteuid() != 0))
-    agent, hosts = Path(scratch(), "agent"), Path(scratch(), f"hosts-{mpi.name}")
-    agent.write_text(AGENT)
-    agent.chmod(0o755)
+    hosts = Path(scratch(), f"hosts-{mpi.name}-{os.getpid()}")
     slots = " slots=1" if mpi.name.startswith("openmpi") else ":1"
     hosts.write_text(f"localhost{slots}\nfar{slots}\n")
-    options = OPTIONS[mpi.name].format(agent=agent, hosts=hosts).split()
+    options = OPTIONS[mpi.name].format(agent=write_agent(), hosts=hosts).split()
     return processes.run(str(mpi.mpiexec), *options, *command, timeout=DEADLINE_S, cwd=ROOT,
                          env={**single_node_environ(mpi), **ON_LOOPBACK, "MPIDDP_INTERFACE": find_interface(),
                               **variables})

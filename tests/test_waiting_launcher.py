@@ -35,6 +35,30 @@ def test_a_launcher_that_runs_elsewhere(launcher: object, capfd: pytest.CaptureF
 
 
 @pytest.mark.process
+def test_a_launcher_whose_daemons_slurm_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found by its job, also behind a script; of two nobody knows which one has started the rank."""
+    (mpiexec := tmp_path / "mpiexec").symlink_to(shutil.which("bash") or "")
+    (script := tmp_path / "mpirun").symlink_to(shutil.which("bash") or "")
+    monkeypatch.setenv("SLURM_JOB_ID", f"test-{os.getpid()}")
+    env, started = processes.marked(dict(os.environ)), "echo $$; read"
+
+    def start(*command: object) -> subprocess.Popen[str]:
+        return processes.start([*map(str, command)], env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    with start(script, "-c", f"{mpiexec} -c '{started}'; true") as first:
+        assert first.stdout
+        pid = int(first.stdout.readline())
+        assert find_waiting_launcher(HYDRA.name) == pid
+        with start(mpiexec, "-c", started) as second:
+            assert second.stdout
+            second.stdout.readline()
+            assert find_waiting_launcher(HYDRA.name) == 0
+            second.communicate("\n", timeout=60)
+        first.communicate("\n", timeout=60)
+    assert processes.leftovers(env) == []
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_launcher_that_does_not_end_by_itself_is_killed(waits: bool, tmp_path: Path) -> None:
     """One that ends in time is left alone, and gets the end of its pipes. It is found behind a user's own script."""

@@ -113,10 +113,27 @@ def find_waiting_launcher(name: str) -> int:
     Print what to do if it is not on this node.
     """
     names = get_launcher(name).waiting_processes
-    pid = find_ancestor(os.getpid(), names) if names else 0
+    pid = (find_ancestor(os.getpid(), names) or find_in_slurm_job(names)) if names else 0
     if names and not pid:
         write_line(f"mpiddp: {name} may wait for the lost node for ever; press Ctrl-C twice or kill it")
     return pid
+
+
+def find_in_slurm_job(names: Collection[str]) -> int:
+    """Return the process on this node with one of the names, in the Slurm job of this one; 0 if there is none.
+
+    In a Slurm job Hydra starts its daemons by srun: then they do not descend from it. If a job runs several launchers
+    at a time, it is unknown which one has started this process, and 0 is returned.
+    """
+    import psutil
+
+    job, found = os.environ.get("SLURM_JOB_ID"), {}
+    for process in psutil.process_iter(["name", "ppid"]) if job else ():
+        with contextlib.suppress(psutil.Error):
+            if process.info["name"] in names and process.environ().get("SLURM_JOB_ID") == job:
+                found[process.pid] = process.info["ppid"]
+    launchers = found.keys() - found.values()  # mpirun may be a script that runs mpiexec
+    return launchers.pop() if len(launchers) == 1 else 0
 
 
 def end_launcher(pid: int) -> None:

@@ -114,10 +114,33 @@ def abort_open_mpi(mpi: Any, status: int) -> None:
     """
     import ctypes
 
-    name, version = mpi.get_vendor()
-    if name == "Open MPI" and (4,) <= version < (7,):
+    if has_quiet_abort(mpi):
         library = ctypes.PyDLL(mpi.__file__)
         library.ompi_mpi_abort(ctypes.byref(ctypes.c_char.in_dll(library, "ompi_mpi_comm_world")), status)
+
+
+def has_quiet_abort(mpi: Any) -> bool:
+    """Return whether abort_open_mpi() ends the job."""
+    name, version = mpi.get_vendor()
+    return bool(name == "Open MPI" and (4,) <= version < (7,))
+
+
+def abort_at_exit(mpi: Any) -> bool:
+    """Let C's exit() end the job as abort_open_mpi() does, with the exit status; return whether it will.
+
+    glibc calls a function that __cxa_atexit() has registered with its argument and the exit status (stdlib/exit.c). C's
+    streams are flushed before; exit functions that were registered earlier do not run.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    if not has_quiet_abort(mpi) or mpi.Is_finalized() or not hasattr(libc, "on_exit"):
+        return False
+    library = ctypes.CDLL(mpi.__file__)
+    comm_world = ctypes.byref(ctypes.c_char.in_dll(library, "ompi_mpi_comm_world"))
+    libc.__cxa_atexit(library.ompi_mpi_abort, comm_world, None)
+    libc.__cxa_atexit(libc.fcloseall, None, None)
+    return True
 
 
 class HardExit(SystemExit):

@@ -19,7 +19,7 @@ from ..agent.protocol import AllFinished
 from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
 from ..base.ranks import RankIdentity
-from ..base.termination import abort, flush, flush_files, hard_exit, to_c_int
+from ..base.termination import abort, abort_at_exit, flush, flush_files, hard_exit, to_c_int
 from ..failure import exception
 from ..failure.root_cause import Report, ReportKind
 from ..planning.environment import Endpoint
@@ -147,16 +147,18 @@ class Termination:
                 self._failed_status = self._agent.report_failure(report, print_stack)
             return self._failed_status
 
-    def abort(self) -> None:
+    def abort(self, exit_status: int | None) -> None:
         """End the job by Open MPI's MPI_Abort, if that is what started it; the last act of a rank that has failed.
 
         Open MPI's mpirun would take two seconds to end, and would print a page, if the agents exited by themselves.
+        If Python is about to end with the job's status, as its `exit_status`, it does so first.
         """
         if self._can_abort and self.is_own_process():
-            flush_files()
             flush()
-            if (status := self._agent.await_abort()) is not None:
-                abort(sys.modules["mpi4py.MPI"], status)
+            status, MPI = self._agent.await_abort(), sys.modules["mpi4py.MPI"]
+            if status is not None and not (status == exit_status and abort_at_exit(MPI)):
+                flush_files()
+                abort(MPI, status)
 
     def refuse(self, error: LaunchError, text: str) -> NoReturn:
         """Print why this rank cannot start, and end the job."""

@@ -136,9 +136,11 @@ def differences(plain: Result, other: Result) -> list[str]:
     """Return in words how what a script did differs from what it did under plain Python; empty if it does not.
 
     With two ranks each does what the one does under plain Python. Their lines on stdout may be mixed: then their
-    characters are compared. On stderr nothing may be missing, and no error be there that is not there without.
+    characters are compared. On stderr nothing may be missing, and no error be there that is not there without. If the
+    script fails, one rank may be ended by the other before it has done anything.
     """
     ranks = len(other.folders)
+    begun = [folder for folder in other.folders if folder] if plain.status else []
     found = []
     if other.status != plain.status:
         found.append(f"status {other.status}, not {plain.status}")
@@ -148,7 +150,7 @@ def differences(plain: Result, other: Result) -> list[str]:
     found += [f"stderr has {shown(line)}" for line in other.errors.keys() - plain.errors if PYTHON_ERROR.match(line)]
     for name in sorted({name for folder in (*plain.folders, *other.folders) for name in folder}):
         expected = plain.folders[0].get(name, "not there")
-        values = {folder.get(name, "not there") for folder in other.folders} - {expected}
+        values = {folder.get(name, "not there") for folder in begun or other.folders} - {expected}
         found += [f"file {name} {shown(value)}, not {shown(expected)}" for value in sorted(values)]
     return found
 
