@@ -77,11 +77,12 @@ def test_a_library_without_a_launcher(library: Library) -> None:
 def test_a_start_without_a_launcher(mpi: Mpi) -> None:
     """Of more ranks than cores."""
     need(mpi.missing())
-    done = processes.run(str(mpi.python), "-m", "mpiddp", "-n", "3", "--prefix", str(EXAMPLES / "hello_world.py"),
+    done = processes.run(str(mpi.python), "-m", "mpiddp", "-n", "3", "--threads=1", str(EXAMPLES / "hello_world.py"),
                          timeout=DEADLINE_S, env=single_node_environ(mpi), cwd=ROOT)
     check_hello(done, 3)
     assert done.stderr.splitlines()[0] == message(
-        "launch/local_start", launcher=mpi.mpiexec, python=mpi.python, arguments=f"--prefix {EXAMPLES}/hello_world.py")
+        "launch/local_start", launcher=mpi.mpiexec, python=mpi.python,
+        arguments=f"--threads=1 {EXAMPLES}/hello_world.py")
 
 
 @pytest.mark.mpi
