@@ -15,12 +15,13 @@ from .base.config import (
     DryRunFacts,
     DryRunShape,
     LaunchConfig,
+    LocalStart,
     OutputFilter,
     Script,
 )
 from .base.stderr import print_answer, warn, write_line
 from .base.version import __version__
-from .options.parser import FOREIGN_OPTION_HINTS, Parser, parse_path
+from .options.parser import FOREIGN_OPTION_HINTS, Parser, parse_path, parse_positive_int
 from .options.site import read_site_defaults
 from .options.table import (
     CONFIG_FIELDS,
@@ -82,6 +83,10 @@ def main() -> int:
         from .planning.job import describe_dry_run
 
         return print_answer(describe_dry_run(job, list_slurm_hosts(os.environ)))
+    if isinstance(job, LocalStart):
+        from .bootstrap.local_start import start_ranks
+
+        return start_ranks(job)
     from .launch import launch
 
     return launch(job)
@@ -111,8 +116,10 @@ def dry_run_from_facts(job: DryRunFacts) -> int:
     return status
 
 
-def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig | DryRunShape | DryRunFacts:
-    """Return the configuration of a job, or the request of --dry-run.
+def read_config(
+    arguments: Sequence[str], environ: Mapping[str, str]
+) -> LaunchConfig | LocalStart | DryRunShape | DryRunFacts:
+    """Return the configuration of a job, or the request of -n or --dry-run.
 
     Raises argparse.ArgumentTypeError with one line for the user if an argument or a variable is wrong.
     """
@@ -134,8 +141,16 @@ def read_config(arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchC
         parser.error("cannot read the script from standard input (-); save it in a file")
     if conflict := find_conflict(options):
         parser.error(conflict)
+    if options.ranks is not None:
+        return LocalStart(options.ranks, (*without_count(ours), *command))
     script = Script(words[0], tuple(words[1:]), is_module=form == "-m", is_code=form == "-c") if words else None
     return make_config(options, script, environ)
+
+
+def without_count(ours: Sequence[str]) -> list[str]:
+    """Return our own options without -n and its number."""
+    at = ours.index("-n")
+    return [*ours[:at], *ours[at + 2:]]
 
 
 def read_settings(environ: Mapping[str, str]) -> LaunchConfig:
@@ -238,5 +253,7 @@ def build_parser(environ: Mapping[str, str]) -> Parser:
                                 default=read_flag(name, environ), help=text)
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
+    parser.add_argument("-n", dest="ranks", type=parse_positive_int, metavar="N",
+                        help="start N ranks on this machine, with the launcher of the MPI that mpi4py loads")
     parser.add_argument("--version", action="version", version=f"mpiddp {__version__}")
     return parser

@@ -60,6 +60,13 @@ class Script(NamedTuple):
         return not (self.is_module or self.is_code)
 
 
+class LocalStart(NamedTuple):
+    """The ranks to start on this machine, and the arguments of each: options, script and the script's own."""
+
+    ranks: int
+    arguments: tuple[str, ...]
+
+
 class DryRunShape(NamedTuple):
     """--dry-run: describe a job of this shape; `port` is 0 unless the user named one."""
 

@@ -9,8 +9,8 @@ from ..base.errors import LaunchError, LocalLaunchError
 from ..discovery.launchers import LaunchFacts
 from ..discovery.mpi import Library
 from ..systems import launchers
-from ..systems.launchers import MPIRUN, PALS, SRUN, Launcher
-from ..systems.mpi_libraries import CRAY_PMI, FLUX_PMI, INTEL_MPI, MPICH, PMI, PMIX
+from ..systems.launchers import HYDRA, MPIRUN, PALS, SRUN, Launcher
+from ..systems.mpi_libraries import CRAY_PMI, FLUX_PMI, INTEL_MPI, MPICH, OPEN_MPI, PMI, PMIX
 from ..systems.schedulers import SLURM, Scheduler
 from ..systems.starters import is_starter
 
@@ -55,6 +55,36 @@ def check_outer_tasks(started_by: LaunchFacts | None) -> None:
             do=f"omit {started_by.outer}, or use it to start python -m mpiddp directly;\n"
             f"a launcher inside a single task ({started_by.outer} -n1) is fine",
         )
+
+
+def check_not_nested(ranks: int, started_by: LaunchFacts | None) -> None:
+    """Raise LaunchError `nested-launcher` if `mpiddp -n` runs in a task of a launcher."""
+    if started_by is not None:
+        raise LaunchError(
+            "nested-launcher",
+            actual=f"mpiddp -n {ranks} would start ranks in each of {describe_tasks(started_by)} of "
+            f"{started_by.launcher.name}",
+            needed="one launcher",
+            do=f"omit -n {ranks}: {started_by.launcher.name} sets the number of ranks",
+        )
+
+
+def check_no_batch_job(ranks: int, scheduler: Scheduler | None, library: Library) -> None:
+    """Raise LaunchError `in-batch-job` if `mpiddp -n` runs in a job of a scheduler."""
+    if scheduler is not None:
+        raise LaunchError(
+            "in-batch-job",
+            actual=f"mpiddp -n {ranks} starts ranks on one machine, but this is a job of {scheduler.name}",
+            needed="the command that starts ranks on all nodes of the job",
+            do=f"omit -n {ranks}, and start python -m mpiddp with {describe_start(scheduler, library)}",
+        )
+
+
+def describe_start(scheduler: Scheduler, library: Library) -> str:
+    """Return the command that starts ranks of a library on the nodes of a scheduler's job."""
+    if own := launchers.find_scheduler_launcher(scheduler):
+        return " ".join([own.command, *list_fitting_options(own, library)[:1]])
+    return launchers.describe_job_start(scheduler, MPIRUN if library.name == OPEN_MPI.name else HYDRA)
 
 
 def check_compatibility(started_by: LaunchFacts | None, library: Library, mpi_types: Sequence[str] = ()) -> None:

@@ -10,7 +10,7 @@ from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
 from ..base.text import find_minority, fold_hosts, format_duration, join_names
 from ..discovery.host import HostFacts
-from ..systems.launchers import NO_LAUNCHER, Launcher, find_scheduler_launcher, get_launcher
+from ..systems.launchers import NO_LAUNCHER, Launcher, describe_job_start, get_launcher
 from ..systems.schedulers import NO_SCHEDULER, Scheduler, get_scheduler
 
 SMALL_SHM_BYTES = 2**30
@@ -259,13 +259,9 @@ def warn_idle_nodes(facts: Sequence[HostFacts]) -> list[str]:
     first, (launcher, scheduler) = facts[0], choose_advice(facts[0])
     if first.job_nodes < 2 or not launcher.on_hosts or any(host.node != first.node for host in facts):
         return []
-    by_hostfile = f"{launcher.command} {launcher.on_hosts.format(scheduler.hostfile)}"
-    own = find_scheduler_launcher(scheduler)
-    start = own.command if own else by_hostfile
-    before = f", after {scheduler.make_hostfile}" if scheduler.make_hostfile else ""
     ranks = "the only rank runs" if len(facts) == 1 else f"all {len(facts)} ranks run"
     line = (f"idle-nodes: the {scheduler.name} job has {first.job_nodes} nodes, but {ranks} on {first.hostname}; to "
-            f"use all nodes, start with {start}{before}")
+            f"use all nodes, start with {describe_job_start(scheduler, launcher)}")
     return [line]
 
 

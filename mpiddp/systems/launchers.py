@@ -406,6 +406,16 @@ def find_scheduler_launcher(scheduler: Scheduler) -> Launcher | None:
     return next((row for row in LAUNCHERS if row.program and row.system == scheduler), None)
 
 
+def describe_job_start(scheduler: Scheduler, launcher: Launcher) -> str:
+    """Return what starts ranks on all nodes of a scheduler's job: its own launcher, or `launcher` with a hostfile."""
+    if own := find_scheduler_launcher(scheduler):
+        return own.command
+    if not scheduler.hostfile:
+        return launcher.command
+    before = f", after {scheduler.make_hostfile}" if scheduler.make_hostfile else ""
+    return f"{launcher.command} {launcher.on_hosts.format(scheduler.hostfile)}{before}"
+
+
 def describe_steppers() -> str:
     """Return in words the commands that start ranks on chosen nodes, those of schedulers first."""
     rows = sorted((row for row in LAUNCHERS if row.step_options), key=lambda row: row.system is None)
