@@ -149,8 +149,8 @@ def read_config(
 
 def without_count(ours: Sequence[str]) -> list[str]:
     """Return our own options without -n and its number."""
-    at = ours.index("-n")
-    return [*ours[:at], *ours[at + 2:]]
+    before = ours[:ours.index("-n")]
+    return [*before, *ours[len(before) + 2:]]
 
 
 def read_settings(environ: Mapping[str, str]) -> LaunchConfig:

@@ -87,7 +87,7 @@ def test_a_variable_that_no_option_has_is_noted() -> None:
     (["--frobnicate", "t.py"], {}, message("launch/unrecognized_arguments", arguments="--frobnicate")),
     (["--back", "gloo", "t.py"], {}, message("launch/unrecognized_arguments", arguments="--back")),
     *((words, {}, message("launch/number_of_processes_is_the_launchers", option=option)) for words, option in (
-        (["--nproc-per-node", "2", "t.py"], "--nproc-per-node"), (["-n", "2", "t.py"], "-n"),
+        (["--nproc-per-node", "2", "t.py"], "--nproc-per-node"),
         (["--quiet", "--nproc_per_node=2", "t.py"], "--nproc_per_node=2"))),
     (["--log-dri", "x", "t.py"], {}, message("launch/similar_option", option="--log-dri", similar="--log-dir")),
     (["--pass-local-rank", "--local_rank", "t.py"], {}, message(

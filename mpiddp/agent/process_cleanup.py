@@ -127,12 +127,12 @@ def find_in_slurm_job(names: Collection[str]) -> int:
     """
     import psutil
 
-    job, found = os.environ.get("SLURM_JOB_ID"), {}
+    job, parents = os.environ.get("SLURM_JOB_ID"), {}
     for process in psutil.process_iter(["name", "ppid"]) if job else ():
         with contextlib.suppress(psutil.Error):
             if process.info["name"] in names and process.environ().get("SLURM_JOB_ID") == job:
-                found[process.pid] = process.info["ppid"]
-    launchers = found.keys() - found.values()  # mpirun may be a script that runs mpiexec
+                parents[process.pid] = process.info["ppid"]
+    launchers = parents.keys() - parents.values()  # mpirun may be a script that runs mpiexec
     return launchers.pop() if len(launchers) == 1 else 0
 
 

@@ -24,7 +24,7 @@ MAX_SECONDS = 10**9  # 31 years
 TRUE, FALSE = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 # What to use instead of other launchers' options.
 FOREIGN_OPTION_HINTS = {
-    ("-np", "--np", "--nproc", "--nproc-per-node", "--nnodes", "--num-processes", "--num-machines"):
+    ("--np", "--nproc", "--nproc-per-node", "--nnodes", "--num-processes", "--num-machines"):
         f"set the number of processes with the launcher ({MPIRUN.command} -n 2, "
         f"{SRUN.command} {SRUN.ranks_per_node.format(2)})",
     ("--standalone", "--node-rank", "--machine-rank", "--master-port", "--main-process-port", "--main-process-ip",

@@ -215,8 +215,8 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "--", "-"):
         name, *value = rest.pop(0).split("=", 1)
         name = dashed if (dashed := name.replace("_", "-")).removeprefix("--") in {*OPTIONS, *FLAGS} else name
-        if name == "-n":
-            ours += [name, *(value or rest[:1])]
+        if name in ("-n", "-np"):
+            ours += ["-n", *(value or rest[:1])]
             rest = rest[not value:]
             continue
         ours.append("=".join([name, *value]))
