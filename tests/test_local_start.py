@@ -32,7 +32,8 @@ from tests.test_compatibility import CRAY, HYDRA, MPICH, MPIRUN, OPEN_MPI_5, STE
 pytestmark = pytest.mark.light
 
 
-@pytest.mark.parametrize("given", [["-n", "2"], ["-n=2"], ["-np", "2"], ["--prefix", "-n", "2"], ["--log-dir=logs", "-n", "2"]])
+@pytest.mark.parametrize("given", [
+    ["-n", "2"], ["-n=2"], ["-np", "2"], ["--prefix", "-n", "2"], ["--log-dir=logs", "-n", "2"]])
 def test_the_ranks_get_all_other_arguments(given: list[str]) -> None:
     start = read_config([*given, "train.py", "-n", "7", "--lr=1"], {})
     others = tuple(word for word in given if word not in ("-n", "-np", "2", "-n=2"))
