@@ -138,7 +138,8 @@ NAMED = {
     "python -m torch.distributed.launch …", "mpirun --tag-output", "srun --label",
     "srun --output=%x-%j.%t.out", "torchrun …",
     "python -m mpiddp [options] script.py [arguments]", "ibrun python -m mpiddp train.py",
-    "flux alloc", "flux batch", "flux job timeleft", "flux run -o pmi=off", "scontrol requeue", "srun --mpi=none",
+    "flux alloc", "flux batch", "flux cancel", "flux job timeleft", "scontrol show",
+    "flux run -o pmi=off", "scontrol requeue", "srun --mpi=none",
 }
 
 

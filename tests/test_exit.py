@@ -327,12 +327,12 @@ def test_the_crash_of_a_forked_child_goes_into_no_file_of_its_own(quick: Mpi, sc
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", TWO_NAMES)
-@pytest.mark.parametrize(("end", "status"), first_of([("", 0), ("raise ValueError('seven')", 1)]),
-                         ids=["success", "failure"])
+@pytest.mark.parametrize("name", first_of(["openmpi4", "mpich", "openmpi5"]))
+@pytest.mark.parametrize(("end", "status"), [("", 0), ("raise ValueError('seven')", 1)], ids=["success", "failure"])
 def test_a_profiler_that_runs_us_writes_its_results(
     name: str, end: str, status: int, script: Script, tmp_path: Path
 ) -> None:
+    """It catches SystemExit: then Python itself ends with 0, and the job with the script's status."""
     mpi = MPIS[name]
     need(mpi.missing())
     path = script("def work():", "    return sum(range(10))", "work()", end)

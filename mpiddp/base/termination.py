@@ -125,11 +125,12 @@ def has_quiet_abort(mpi: Any) -> bool:
     return bool(name == "Open MPI" and (4,) <= version < (7,))
 
 
-def abort_at_exit(mpi: Any) -> bool:
-    """Let C's exit() end the job as abort_open_mpi() does, with the exit status; return whether it will.
+def abort_at_exit(mpi: Any, status: int) -> bool:
+    """Let C's exit() end the job as abort_open_mpi() does, whatever status it gets; return whether it will.
 
-    glibc calls a function that __cxa_atexit() has registered with its argument and the exit status (stdlib/exit.c). C's
-    streams are flushed before; exit functions that were registered earlier do not run.
+    glibc calls a function that __cxa_atexit() has registered with its argument and the exit status, the last one first.
+    If that is exit() itself, its status counts for the others (stdlib/exit.c). C's streams are flushed before the
+    abort; exit functions that were registered earlier do not run.
     """
     import ctypes
 
@@ -140,7 +141,16 @@ def abort_at_exit(mpi: Any) -> bool:
     comm_world = ctypes.byref(ctypes.c_char.in_dll(library, "ompi_mpi_comm_world"))
     libc.__cxa_atexit(library.ompi_mpi_abort, comm_world, None)
     libc.__cxa_atexit(libc.fcloseall, None, None)
+    libc.__cxa_atexit(libc.exit, ctypes.c_void_p(status), None)
     return True
+
+
+def exit_by_c(status: int) -> NoReturn:
+    """End this process by C's exit functions, without Python's own end."""
+    import ctypes
+
+    ctypes.CDLL(None).exit(status)
+    hard_exit(status)
 
 
 class HardExit(SystemExit):

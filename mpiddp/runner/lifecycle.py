@@ -297,7 +297,7 @@ def leave_job(job: RunningJob, config: LaunchConfig) -> None:
     if job.failure is not None and not termination.has_failed:
         termination.fail_by_exception(find_failure(job.failure))
     if termination.has_failed:
-        termination.abort(job.status if job.failure is None else None)
+        termination.abort()
         return
     try:
         if config.explain is None:

@@ -19,7 +19,7 @@ from ..agent.protocol import AllFinished
 from ..base.config import LaunchConfig
 from ..base.errors import LaunchError
 from ..base.ranks import RankIdentity
-from ..base.termination import abort, abort_at_exit, flush, flush_files, hard_exit, to_c_int
+from ..base.termination import abort, abort_at_exit, exit_by_c, flush, flush_files, hard_exit, to_c_int
 from ..failure import exception
 from ..failure.root_cause import Report, ReportKind
 from ..planning.environment import Endpoint
@@ -39,7 +39,7 @@ class Termination:
         self._full = config.full_traceback
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._can_abort = can_abort
+        self._can_abort, self._aborts_at_exit = can_abort, False
         self._failed_status: int | None = None  # the job's, once it ends because of this rank's report
         self._has_printed = False  # the traceback
         self._reserve = mmap.mmap(-1, RESERVE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # never touched
@@ -75,6 +75,8 @@ class Termination:
                     rank, host = self._member.rank, self._member.host
                     self.fail(exception.make_exit_report(status, sys._getframe(1), rank, host))
                 leave()
+                if self._aborts_at_exit:
+                    exit_by_c(status)
             hard_exit(status)
 
         os._exit = _exit
@@ -147,18 +149,20 @@ class Termination:
                 self._failed_status = self._agent.report_failure(report, print_stack)
             return self._failed_status
 
-    def abort(self, exit_status: int | None) -> None:
+    def abort(self) -> None:
         """End the job by Open MPI's MPI_Abort, if that is what started it; the last act of a rank that has failed.
 
         Open MPI's mpirun would take two seconds to end, and would print a page, if the agents exited by themselves.
-        If Python is about to end with the job's status, as its `exit_status`, it does so first.
+        C's exit() does it, after Python's own end.
         """
         if self._can_abort and self.is_own_process():
             flush()
             status, MPI = self._agent.await_abort(), sys.modules["mpi4py.MPI"]
-            if status is not None and not (status == exit_status and abort_at_exit(MPI)):
-                flush_files()
-                abort(MPI, status)
+            if status is not None:
+                self._aborts_at_exit = abort_at_exit(MPI, status)
+                if not self._aborts_at_exit:
+                    flush_files()
+                    abort(MPI, status)
 
     def refuse(self, error: LaunchError, text: str) -> NoReturn:
         """Print why this rank cannot start, and end the job."""

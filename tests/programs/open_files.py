@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from pathlib import Path
 from typing import Any, TextIO
 
 folder, end = sys.argv[1:]
@@ -58,6 +59,8 @@ def work() -> None:
     inner = Last("local")
     if end == "exit":
         sys.exit(0)
+    while end == "raise on rank 0" and rank == "0" and not Path(folder, "local.1").exists():
+        time.sleep(0.01)
     if end == "raise" or (end == "raise on rank 0" and rank == "0"):
         raise ValueError("seven")
     if end == "raise on rank 0":
