@@ -137,7 +137,7 @@ NAMED = {
     "LLsub batch.sh", "accelerate config", "accelerate launch", "accelerate launch …", "conda activate",
     "python -m torch.distributed.launch …", "mpirun --tag-output", "srun --label",
     "srun --output=%x-%j.%t.out", "torchrun …",
-    "python -m mpiddp [options] script.py [arguments]", "ibrun python -m mpiddp train.py",
+    "ibrun python -m mpiddp train.py",
     "flux alloc", "flux batch", "flux cancel", "flux job timeleft", "scontrol show",
     "flux run -o pmi=off", "scontrol requeue", "srun --mpi=none",
 }
