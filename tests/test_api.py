@@ -209,6 +209,13 @@ def test_a_rank_that_never_comes_is_not_waited_for_beyond_the_deadline(mpi: Mpi)
     assert find("launch/startup_timeout_of_program", done.stderr, seconds=4)
 
 
+def test_pytest_in_ranks(quick: Mpi, tmp_path: Path) -> None:
+    (tests := tmp_path / "test_it.py").write_text(
+        "import torch.distributed as dist\ndef test_it():\n    assert dist.get_world_size() == 2\n")
+    done = check(mpiexec(quick, 2, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests))
+    assert done.stdout.count("1 passed") == 2
+
+
 def test_tests_that_use_a_group(quick: Mpi, tmp_path: Path) -> None:
     """Pytest notes the errors that it catches where Python notes that of a program's end."""
     (tmp_path / "test_it.py").write_text(
