@@ -148,9 +148,8 @@ def read_config(
 
 
 def without_count(ours: Sequence[str]) -> list[str]:
-    """Return our own options without -n and its number."""
-    before = ours[:ours.index("-n")]
-    return [*before, *ours[len(before) + 2:]]
+    """Return our own options without each -n and its number."""
+    return [word for word, before in zip(ours, ["", *ours], strict=False) if "-n" not in (word, before)]
 
 
 def read_settings(environ: Mapping[str, str]) -> LaunchConfig:

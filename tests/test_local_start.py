@@ -33,10 +33,11 @@ pytestmark = pytest.mark.light
 
 
 @pytest.mark.parametrize("given", [
-    ["-n", "2"], ["-n=2"], ["-np", "2"], ["--prefix", "-n", "2"], ["--log-dir=logs", "-n", "2"]])
+    ["-n", "2"], ["-n=2"], ["-np", "2"], ["-n2"], ["-n", "7", "-n", "2"], ["--prefix", "-n", "2"],
+    ["--log-dir=logs", "-n", "2"]])
 def test_the_ranks_get_all_other_arguments(given: list[str]) -> None:
     start = read_config([*given, "train.py", "-n", "7", "--lr=1"], {})
-    others = tuple(word for word in given if word not in ("-n", "-np", "2", "-n=2"))
+    others = tuple(word for word in given if word not in ("-n", "-np", "2", "7", "-n=2", "-n2"))
     assert start == LocalStart(2, (*others, "train.py", "-n", "7", "--lr=1"))
 
 

@@ -326,6 +326,15 @@ def test_the_deputy_waits_for_srun_to_kill_it_too() -> None:
     assert to_rank(watcher.handle(events.Printed(), 2.5)) == [JobEnds(137)]
 
 
+def test_the_deputy_waits_for_srun_also_if_its_own_rank_is_killed_first() -> None:
+    watcher = join(CONFIG._replace(by_srun=True))
+    watcher.handle(events.FromCoordinator(Deputy("n9")), 1.5)
+    watcher.handle(events.CoordinatorLost(""), 2.0)
+    assert printed(watcher.handle(events.RankGone(signal.SIGKILL), 2.1)) == []
+    assert len(printed(watcher.handle(events.Due("report"), 2.5))) == 1
+    assert AgentCommand.END_DESCENDANTS in watcher.handle(events.Printed(), 2.5)
+
+
 def test_an_agent_that_is_deputy_no_more(watcher: Watcher) -> None:
     watcher.handle(events.FromCoordinator(Deputy("n9")), 1.5)
     watcher.handle(events.FromCoordinator(Deputy("")), 1.6)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..base.stderr import write_line
 from ..discovery.runtime import find_ancestor
-from ..systems.launchers import get_launcher
+from ..systems.launchers import HYDRA, get_launcher
 from ..systems.mpi_libraries import LIBRARIES
 from .timeouts import DESCENDANTS_TIMEOUT_S, SCANCEL_TIMEOUT_S, WAITING_LAUNCHER_TIMEOUT_S
 
@@ -113,7 +113,9 @@ def find_waiting_launcher(name: str) -> int:
     Print what to do if it is not on this node.
     """
     names = get_launcher(name).waiting_processes
-    pid = (find_ancestor(os.getpid(), names) or find_in_slurm_job(names)) if names else 0
+    pid = find_ancestor(os.getpid(), names) if names else 0
+    if not pid and name == HYDRA.name:
+        pid = find_in_slurm_job(names)
     if names and not pid:
         write_line(f"mpiddp: {name} may wait for the lost node for ever; press Ctrl-C twice or kill it")
     return pid

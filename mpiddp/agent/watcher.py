@@ -352,7 +352,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         self._rank, self._wait_status = RankState.GONE, event.status
         self._do(*(events.CancelTimer(name) for name in ("start", "warn", "late", "closed", "terminate", "grace",
                                                          "kill", "launcher")))
-        self._print_report()
+        if self._root_cause is None or self._root_cause.first is not self._loss:
+            self._print_report()
         stack = truncate_middle(extract_crash_stack(event.stack.splitlines()), MAX_STACK_CHARS)
         match self.phase:
             case Starting(is_signalled):

@@ -14,6 +14,7 @@ from ..base.errors import LaunchError
 from ..base.stderr import write_line
 from ..discovery.launchers import read_launch_facts
 from ..discovery.mpi import Library, identify_library, load_mpi
+from ..discovery.runtime import drop_foreign_run_id
 from ..discovery.schedulers import find_scheduler
 from ..planning.compatibility import check_no_batch_job, check_not_nested
 from ..systems.statuses import EXIT_CANNOT_START
@@ -37,6 +38,7 @@ def start_ranks(start: LocalStart) -> int:
 
 def choose_launcher(ranks: int) -> str:
     """Return the path of the launcher for ranks on this machine; raise LaunchError if they must not be started so."""
+    drop_foreign_run_id(os.environ)
     check_not_nested(ranks, read_launch_facts(os.environ))
     load_mpi()
     library = identify_library()
@@ -47,7 +49,7 @@ def choose_launcher(ranks: int) -> str:
 def find_own_launcher(library: Library, environ: Mapping[str, str]) -> str:
     """Return the path of a library's own launcher; raise LaunchError `no-mpiexec`."""
     for path in list_launchers(library, environ):
-        if os.access(path, os.X_OK):
+        if os.path.isfile(path) and os.access(path, os.X_OK):
             return path
     raise LaunchError(
         "no-mpiexec",

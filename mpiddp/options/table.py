@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -215,7 +216,8 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "--", "-"):
         name, *value = rest.pop(0).split("=", 1)
         name = dashed if (dashed := name.replace("_", "-")).removeprefix("--") in {*OPTIONS, *FLAGS} else name
-        if name in ("-n", "-np"):
+        if count := re.fullmatch(r"-np?(\d*)", name):
+            value = [count[1]] if count[1] else value
             ours += ["-n", *(value or rest[:1])]
             rest = rest[not value:]
             continue
