@@ -406,7 +406,7 @@ class Agent:
         self.world, self.rank, self.number = world, rank, rank.number
         shape = world.shape
         self.config = AgentConfig(f"rank {rank.number} on {rank.host}", rank.number % shape.per_node == 0, "1.0", list,
-                                   False, 60.0, has_own_group=not world.launcher.signals_all,
+                                   world.launcher.has_step, 60.0, has_own_group=not world.launcher.signals_all,
                                    exit_timeout_s=shape.exit_timeout_s)
         self.watcher = Watcher(self.config, 0.0)
         self.alive = True
