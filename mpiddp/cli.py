@@ -125,8 +125,9 @@ def read_config(
     """
     ours, command = split_command(arguments)
     parser, options = parse_options(ours, environ)
-    if options.dry_run and any(argument.startswith("--explain") for argument in ours):
-        parser.error("--explain cannot be combined with --dry-run, which starts no job")
+    for name in ("--explain", "-n"):
+        if options.dry_run and any(argument.partition("=")[0] == name for argument in ours):
+            parser.error(f"{name} cannot be combined with --dry-run, which starts no job")
     if options.dry_run and options.facts_file and options.nodes is None:
         return DryRunFacts(options.facts_file, make_config(options, Script(""), environ))
     if options.dry_run:

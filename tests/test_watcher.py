@@ -217,7 +217,7 @@ def test_the_agents_of_a_job_that_a_rank_ends_by_mpi_abort(event: events.AgentEv
     watcher.handle(events.FromCoordinator(JobEnds(7)), 2.0)
     watcher.handle(events.RankGone(signal.SIGKILL), 2.2)
     over = watcher.handle(events.FromCoordinator(JobOver(7, aborts=True)), 2.3)
-    assert over == [events.SetTimer("job over", ABORT_TIMEOUT_S)]
+    assert over == [events.SetTimer("job over", GRACE_S + ABORT_TIMEOUT_S)]
     watcher.handle(events.DescendantsGone(), 2.4)
     assert to_coordinator(watcher.handle(END_OF_OUTPUT, 2.5)) == [RankEnded(137)]
     assert watcher.handle(event, 2.6) == [events.Exit(7)]

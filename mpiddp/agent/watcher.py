@@ -204,14 +204,15 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 self._do(events.ToRank(message))
             case protocol.JobOver(status, aborts=True):
                 self._enter(Ending(status, message))
-                self._do(events.SetTimer("job over", timeouts.ABORT_TIMEOUT_S))
+                self._await_abort()
             case protocol.JobOver(status) if (isinstance(self.phase, Ending) and self._rank is RankState.GONE
                                               and not self._is_forwarded):
                 self._enter(Ending(status, message))  # what the rank has started is still being ended
             case protocol.JobOver(status):
                 self._exit(status)
             case protocol.Abort(status):
-                self._do(events.ToRank(message), events.SetTimer("job over", timeouts.ABORT_TIMEOUT_S))
+                self._do(events.ToRank(message))
+                self._await_abort()
             case protocol.KillGroup(group):
                 self._do(events.KillGroup(group))
             case protocol.QueryStopped() | SampleRequest() | ThreadsRequest():
@@ -263,6 +264,11 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 if self._loss_error:
                     self._report_unreachable()
                 self._exit(self.phase.status)
+
+    def _await_abort(self) -> None:
+        """Wait for the launcher to end this agent, because a rank calls MPI_Abort at the end of its grace at latest."""
+        grace_s = self.member.grace_s if self.member is not None else 0.0
+        self._do(events.SetTimer("job over", grace_s + timeouts.ABORT_TIMEOUT_S))
 
     def _report_script_end(self, message: protocol.ScriptEnded) -> None:
         if not self._script_ended:

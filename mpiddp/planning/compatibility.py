@@ -219,8 +219,8 @@ def warn_unlaunched(library: Library, scheduler: Scheduler | None, size: int) ->
     if scheduler is None or size < 2:
         return []
     start = library.row.launcher or library.row.start
-    if launcher := launchers.find_scheduler_launcher(scheduler):
-        start = f"{' '.join([launcher.command, *list_fitting_options(launcher, library)[:1]])}, or {start},"
+    if launchers.find_scheduler_launcher(scheduler):
+        start = f"{describe_start(scheduler, library)}, or {start},"
     line = (f"no-launcher: the {scheduler.name} job has {size} {scheduler.unit}, but this process was started without "
             f"a launcher and trains alone; put {start} before python -m mpiddp")
     return [line]

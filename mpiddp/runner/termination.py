@@ -156,12 +156,12 @@ class Termination:
         C's exit() does it, after Python's own end.
         """
         if self._can_abort and self.is_own_process():
+            flush_files()  # Python's end, which closes them, may be cut short
             flush()
             status, MPI = self._agent.await_abort(), sys.modules["mpi4py.MPI"]
             if status is not None:
                 self._aborts_at_exit = abort_at_exit(MPI, status)
                 if not self._aborts_at_exit:
-                    flush_files()
                     abort(MPI, status)
 
     def refuse(self, error: LaunchError, text: str) -> NoReturn:
