@@ -331,6 +331,16 @@ def test_a_rank_that_can_end_the_job_by_mpi_abort() -> None:
     assert end(coordinator, 137, 0) == [ToPeer(0, JobOver(1, aborts=True)), ToPeer(1, Abort(1))]
 
 
+def test_of_several_ranks_that_can_end_the_job_the_failed_one_does() -> None:
+    """The end of the others may be cut short."""
+    coordinator = start()
+    handle(coordinator, 2.0, FromPeer(1, Failed(report(1))))
+    handle(coordinator, 2.1, Due("select 0.031"))
+    handle(coordinator, 2.2, FromPeer(0, RankEnded(1, can_abort=True)), FromPeer(1, ReasonPrinted()))
+    assert handle(coordinator, 2.3, FromPeer(1, RankEnded(1, can_abort=True))) == [
+        ToPeer(0, JobOver(1, aborts=True)), ToPeer(1, Abort(1))]
+
+
 def test_a_signal_from_outside_ends_the_job() -> None:
     coordinator = start()
     killed = report(1)._replace(kind=ReportKind.PROCESS_EXIT, signal="SIGTERM", status=143)

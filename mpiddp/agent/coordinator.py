@@ -222,7 +222,8 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         self._activity = JobActivity()
         self._status = 0  # the largest of the ranks that have ended
         self._deputy: Peer | None = None  # which reports the loss of this process
-        self._aborting: Peer | None = None  # whose rank can end the job by MPI_Abort
+        self._aborting: Peer | None = None  # whose rank can end the job by MPI_Abort, which cuts short others' own end
+        self._failed_first = root_cause.NOBODY  # the rank that the report names
         self._log_lost: set[int] = set()  # ranks whose logs are incomplete
         self._quiet_until_s = began_s  # not to print for each rank that a SIGINT has not ended
         self._awaits_stop = False  # that nothing stops before the script's first should_stop() is printed
@@ -364,7 +365,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
                 self._release_if_finished()
             case protocol.RankEnded(status, can_abort, log_lost):
                 self.peers.mark_ended(peer)
-                if can_abort and self._aborting is None:
+                if can_abort and (self._aborting is None or peer.rank == self._failed_first):
                     self._aborting = peer
                 if log_lost:
                     self._log_lost.add(peer.rank)
@@ -486,6 +487,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
     def _decide(self, selected: RootCause) -> None:
         """Ask the agent of the rank that failed first to print the report; print it here if there is none."""
         self._enter(Decided(selected))
+        self._failed_first = selected.first.rank
         first = self.peers.by_rank.get(selected.first.rank)
         if first is None or selected.first.kind == ReportKind.UNREACHABLE:
             self._print_here()
