@@ -11,6 +11,8 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 
+from mpiddp.failure import exception
+from mpiddp.failure.exception import make_report
 from mpiddp.failure.workers import find_dead_worker
 from tests.messages import find, message
 from tests.support import MPICH_FIRST, Mpi, check, first_of, mpiexec
@@ -89,6 +91,7 @@ def start() -> Iterator[Callable[..., BaseProcess]]:
     for worker in workers:
         worker.kill()
         worker.join()
+        worker.close()  # else a later test may find it
 
 
 @pytest.mark.process
@@ -129,7 +132,25 @@ def test_a_handler_that_raises_when_a_worker_ends_does_not_hide_it(start: Callab
         its.close()
         with pytest.raises(EOFError) as error:
             ours.recv()
-        assert find_dead_worker([error.value]).endswith(message("launch/exited", status=3))
+        assert f"{message('launch/exited', status=3)} (then EOFError)" in make_report(error.value, 0, "n0").cause
     finally:
         signal.signal(signal.SIGCHLD, former)
         ours.close()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("function", ["find_worker", "explain", "list_related"])
+def test_a_handler_that_raises_while_a_report_is_made_changes_nothing(
+    function: str, start: Callable[..., BaseProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(os._exit, 3).join()
+    error = ValueError("seven\neight")
+    report, called = make_report(error, 0, "n0"), getattr(exception, function)
+
+    def interrupted(*arguments: object) -> object:
+        monkeypatch.setattr(exception, function, called)
+        raise RuntimeError("a worker has ended")
+
+    monkeypatch.setattr(exception, function, interrupted)
+    assert make_report(error, 0, "n0") == report
+    assert message("launch/exited", status=3) in report.cause

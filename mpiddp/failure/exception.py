@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ..base.stderr import write_line
 from ..base.termination import HardExit, exit_status
@@ -14,6 +15,21 @@ from ..base.text import format_safely
 from ..discovery.script import OURS
 from ..systems.statuses import EXIT_INTERRUPTED
 from .root_cause import Report, ReportKind
+
+if TYPE_CHECKING:
+    from .traceback import Origin
+
+Result = TypeVar("Result")
+ATTEMPTS = 3
+
+
+class Explanation(NamedTuple):
+    """An error's line, the kind of the report, the signal that it stands for, where it was raised if elsewhere."""
+
+    cause: str
+    kind: ReportKind = ReportKind.ERROR
+    signal: str = ""
+    origin: Origin | None = None
 
 
 def find_script_status(error: BaseException) -> int:
@@ -25,28 +41,45 @@ def find_script_status(error: BaseException) -> int:
 
 def make_report(error: BaseException, rank: int, host: str) -> Report:
     """Return the report on a script that raised `error`; it never says 0, which is no failure's status."""
-    cause = f"{type(error).__name__}: {format_safely(error)}".split("\n")[0]
-    kind, signal, origin = ReportKind.ERROR, "", None
-    with contextlib.suppress(BaseException):  # no descriptor is left to load a module, or the error's own code raises
-        # not loaded while the job starts
-        from .traceback import find_origin, format_error_line, is_from_peer_loss, is_interrupt
-
-        cause, origin = format_error_line(error), find_origin(error)
-        kind = ReportKind.SECONDARY if is_from_peer_loss(error) else ReportKind.ERROR
-        signal = "SIGINT" if is_interrupt(error) else ""
+    plain = f"{type(error).__name__}: {format_safely(error)}".split("\n")[0]
+    cause, kind, signal, origin = call_safely(lambda: explain(error), Explanation(plain))
     where = find_traceback_line(error.__traceback__)
     if origin is not None:
         where = origin.where or where
         details = ", ".join(filter(None, (origin.by, os.path.basename(origin.where))))
         cause = f"{origin.cause} ({details})" if details else origin.cause
-    with contextlib.suppress(BaseException):  # as above
-        from .workers import find_dead_worker, is_lost_connection
-
-        errors = list_related(error)
-        if not signal and (worker := find_dead_worker(errors)):
-            cause = f"{worker} (then {cause})"
-            kind = ReportKind.ERROR if any(map(is_lost_connection, errors)) else kind
+    worker, has_lost_it = ("", False) if signal else call_safely(lambda: find_worker(error), ("", False))
+    if worker:
+        cause, kind = f"{worker} (then {cause})", ReportKind.ERROR if has_lost_it else kind
     return Report(rank, host, kind, cause, find_script_status(error) or 1, where, signal=signal)
+
+
+def explain(error: BaseException) -> Explanation:
+    """Return what an error says."""
+    from .traceback import find_origin, format_error_line, is_from_peer_loss, is_interrupt  # not while the job starts
+
+    kind = ReportKind.SECONDARY if is_from_peer_loss(error) else ReportKind.ERROR
+    return Explanation(format_error_line(error), kind, "SIGINT" if is_interrupt(error) else "", find_origin(error))
+
+
+def find_worker(error: BaseException) -> tuple[str, bool]:
+    """Return which worker has ended abnormally, and whether the error says that the connection to it is lost."""
+    from .workers import find_dead_worker, is_lost_connection
+
+    errors = list_related(error)
+    return find_dead_worker(errors), any(map(is_lost_connection, errors))
+
+
+def call_safely(function: Callable[[], Result], default: Result) -> Result:
+    """Return what a function returns, or the default if it raises at each attempt.
+
+    A signal's handler may have raised once, as torch's does when a worker has ended; the error's own code may raise,
+    and a module that no descriptor is left to load.
+    """
+    for _ in range(ATTEMPTS):
+        with contextlib.suppress(BaseException):
+            return function()
+    return default
 
 
 def make_exit_report(status: int, frame: FrameType, rank: int, host: str) -> Report:

@@ -29,9 +29,8 @@ def find_dead_worker(errors: Sequence[BaseException]) -> str:
         return ""
     workers = list_workers()
     deadline = time.monotonic() + (END_TIMEOUT_S if any(map(is_lost_connection, errors)) else 0.0)
-    for _ in range(len(workers) + 1):
-        with contextlib.suppress(Exception):  # torch's handler of SIGCHLD raises when a worker has ended
-            return poll_until(lambda: describe_dead(workers), deadline)
+    with contextlib.suppress(TimeoutError):
+        return poll_until(lambda: describe_dead(workers), deadline)
     return ""
 
 
