@@ -226,6 +226,16 @@ class Killed(Dataset):
 list(DataLoader(Killed(), num_workers=2))
 time.sleep(600)
 """
+RAISES_AT_A_CHILDS_END = """
+import signal, subprocess
+def handler(*_):
+    raise RuntimeError("a child has ended")
+subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+signal.signal(signal.SIGCHLD, handler)
+if rank == 1:
+    raise ValueError("seven")
+time.sleep(600)
+"""
 ODD_STREAM = """
 class Odd:
     def write(self, text):
@@ -281,6 +291,14 @@ def test_a_loaders_worker_that_is_killed(mpi: Mpi, turn: int, script: Path) -> N
     worker = "RuntimeError: DataLoader worker .* is killed by signal: Killed|worker .* killed by SIGKILL"
     assert re.match(worker, report["cause"]), done.stderr
     assert "/mpiddp/" not in done.stderr
+
+
+@pytest.mark.parametrize("mpi", first_of([MPIS["openmpi5"], MPIS["openmpi4"], MPIS["mpich"]]), ids=lambda mpi: mpi.name)
+def test_a_handler_that_raises_when_the_agent_ends_the_ranks_children(mpi: Mpi, script: Path) -> None:
+    script.write_text(HEAD + RAISES_AT_A_CHILDS_END)
+    done = check(mpiexec(mpi, 2, script), 1)
+    assert len(find("launch/failed_rank", done.stderr, rank=1, cause="ValueError: seven")) == 1
+    assert "a child has ended" not in done.stderr
 
 
 @pytest.mark.parametrize(("error", "cause"), [

@@ -26,7 +26,7 @@ from ..planning.environment import Endpoint
 from ..systems.statuses import EXIT_CANNOT_START
 from .signals import restore_dispositions
 
-MAX_REPORT_ATTEMPTS = 20  # a signal's handler may interrupt each
+MAX_ATTEMPTS = 20  # to report a failure, or to end the job: a signal's handler may interrupt each
 RESERVE_BYTES = 16 * 2**20  # of address space, for the report of a rank that has no more
 
 
@@ -119,7 +119,7 @@ class Termination:
         if not self.is_own_process():
             exception.print_exception(error, self._full)
             return exception.find_script_status(error)
-        for _ in range(MAX_REPORT_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             with contextlib.suppress(BaseException):  # of a signal's handler: torch's raises when a worker has died
                 report = exception.make_report(error, self._member.rank, self._member.host)
                 report = report._replace(cause="; ".join(filter(None, (report.cause, advice))))
@@ -155,14 +155,18 @@ class Termination:
         Open MPI's mpirun would take two seconds to end, and would print a page, if the agents exited by themselves.
         C's exit() does it, after Python's own end.
         """
-        if self._can_abort and self.is_own_process():
-            flush_files()  # Python's end, which closes them, may be cut short
-            flush()
-            status, MPI = self._agent.await_abort(), sys.modules["mpi4py.MPI"]
-            if status is not None:
-                self._aborts_at_exit = abort_at_exit(MPI, status)
-                if not self._aborts_at_exit:
-                    abort(MPI, status)
+        if not (self._can_abort and self.is_own_process()):
+            return
+        status, MPI = None, sys.modules["mpi4py.MPI"]
+        for _ in range(MAX_ATTEMPTS):
+            with contextlib.suppress(BaseException):  # of a signal's handler: the agent ends the rank's children
+                flush_files()  # Python's end, which closes them, may be cut short
+                flush()
+                status = self._agent.await_abort()
+                self._aborts_at_exit = status is not None and abort_at_exit(MPI, status)
+                break
+        if status is not None and not self._aborts_at_exit:
+            abort(MPI, status)
 
     def refuse(self, error: LaunchError, text: str) -> NoReturn:
         """Print why this rank cannot start, and end the job."""
