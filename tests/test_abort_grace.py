@@ -309,6 +309,7 @@ def test_an_error_before_the_failure_is_reported(quick: Mpi, script: Path, error
     done = check(mpiexec(quick, 2, script), 1)
     assert len(find("launch/failed_rank", done.stderr, rank=1, cause=cause)) == 1
     assert done.stderr.count("mpiddp: failed: ") == 1
+    assert "/mpiddp/" not in done.stderr
 
 
 def test_an_error_between_registration_and_script_is_reported(quick: Mpi, tmp_path: Path) -> None:

@@ -181,11 +181,7 @@ def prepare_stop(config: LaunchConfig, started_by: LaunchFacts | None) -> Stop |
 
 
 def run_script(job: RunningJob, config: LaunchConfig) -> int:
-    """Run the script and return its exit status; end the job on all ranks if it fails.
-
-    EXIT_REQUEUE is no failure if all ranks have agreed to stop.
-    """
-    assert config.script is not None
+    """Run the script and return its exit status; end the job on all ranks if it fails."""
     assert job.termination
     job.membership.groups.adopt_calls()
     hook_exec(functools.partial(leave_before_exec, job))
@@ -193,6 +189,18 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     watch_training(job, config)
     try:
         timeline.begin_stage("script")
+        return run_to_end(job, config, job.termination)
+    except BaseException as error:  # of a signal's handler, before the script's own error is reported
+        return job.termination.fail_by_exception(find_failure(error))
+
+
+def run_to_end(job: RunningJob, config: LaunchConfig, termination: Termination) -> int:
+    """Run the script and return its exit status; report it if it fails.
+
+    EXIT_REQUEUE is no failure if all ranks have agreed to stop.
+    """
+    assert config.script is not None
+    try:
         script.run_main(with_local_rank(config.script, config.local_rank_option))
         return 0
     except SystemExit as error:
@@ -200,9 +208,9 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
         if not status or (status == EXIT_REQUEUE and job.is_stopping()):
             job.status = status
             return status
-        return job.termination.fail_by_exception(error, advise_on_options(config.script, status))
+        return termination.fail_by_exception(error, advise_on_options(config.script, status))
     except BaseException as error:
-        return job.termination.fail_by_exception(error)
+        return termination.fail_by_exception(error)
 
 
 def watch_training(job: RunningJob, config: LaunchConfig) -> None:
