@@ -119,6 +119,10 @@ def test_the_command_on_two_nodes(words: str, path: str, started: str) -> None:
     assert tuple(found) == (*started.split(), *JOB)
 
 
+def test_two_hyphens_before_the_command() -> None:
+    assert parse_arguments(["--nodes", "2", "--", "srun", "--", "a"]).command == ["srun", "--", "a"]
+
+
 @pytest.mark.parametrize(("words", "nodes", "ranks"), [
     ("srun", 2, 0), ("srun -n 4", 2, 2), ("srun --ntasks 4", 4, 1), ("srun -n4 --ntasks-per-node=2", 2, 2),
     ("srun --ntasks-per-node 3", 5, 3), ("flux run --ntasks=8", 4, 2), ("flux run --tasks-per-node=3", 4, 3),

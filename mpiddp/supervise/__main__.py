@@ -128,6 +128,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND…",
                         help=f"the job's command, beginning with {describe_steppers()}")
     options = parser.parse_args(arguments)
+    options.command = options.command[options.command[:1] == ["--"]:]
     if not options.command:
         parser.error(f"no command given; an example: {SRUN_PMIX} python -m mpiddp train.py")
     return options
