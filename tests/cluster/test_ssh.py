@@ -112,7 +112,7 @@ def waiting_job(ssh: Ssh, mpi: Mpi) -> Iterator[subprocess.Popen[str]]:
             end_tree(running.pid)
 
 
-@pytest.mark.thorough("test_signals_of_agents on one node, and under srun")
+@pytest.mark.thorough("a signal to the launcher, on one node and under srun")
 @pytest.mark.parametrize("mpi", EACH_MPI)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_launcher_that_is_signalled(ssh: Ssh, mpi: Mpi, number: signal.Signals) -> None:
@@ -123,7 +123,7 @@ def test_a_launcher_that_is_signalled(ssh: Ssh, mpi: Mpi, number: signal.Signals
     assert "mpiddp: failed" not in OUTPUT.read_text()
 
 
-@pytest.mark.thorough("test_where_command on one node, and under srun")
+@pytest.mark.thorough("the same on one node, and under srun")
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_where_on_the_first_node(ssh: Ssh, mpi: Mpi) -> None:
     """The others have homes of their own, and know nothing of the job."""
@@ -138,7 +138,7 @@ def test_where_on_the_first_node(ssh: Ssh, mpi: Mpi) -> None:
         running.wait(PATIENCE * 60)
 
 
-@pytest.mark.thorough("test_logs, test_fold")
+@pytest.mark.thorough("both on one node")
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_logs_and_folded_output(ssh: Ssh, mpi: Mpi) -> None:
     logs = WORK / f"logs-{mpi.name}"
@@ -162,7 +162,7 @@ if mpiddp.restart_count == 0 and socket.gethostname() == "node2":
 """
 
 
-@pytest.mark.thorough("test_supervise under srun")
+@pytest.mark.thorough("the same under srun")
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_a_job_starts_again_on_the_spare_node(ssh: Ssh, mpi: Mpi) -> None:
     hosts = WORK / "supervised"
