@@ -115,7 +115,7 @@ RUN_BY = {
     "mpirun --hostfile hosts -x PATH python -m mpiddp train.py": (
         "tests/test_hostfile.py::test_hosts_of_a_file", '"-x", "PATH"'),
     "mpiexec -f hosts -n 8 python -m mpiddp train.py": (
-        "tests/cluster/test_ssh.py::test_uneven_ranks_on_three_nodes", "mpiexec -f {hosts} -n {ranks}"),
+        "tests/test_hostfile.py::test_hosts_of_a_file", "-f {hosts} -n 2"),
     **dict.fromkeys(("mpirun -n 2 mpiddp train.py", "pip uninstall mpiddp"), (
         "tests/test_readme.py::test_the_first_command_trains", 'mpiexec -n 2 mpiddp')),
     "python -m tests.left_out": (

@@ -69,6 +69,7 @@ def exports(mpi: Mpi) -> str:
     return f"export PATH={VENVS}/{mpi.name}/bin:$PATH PYTHONPATH={torch};"
 
 
+@pytest.mark.thorough("test_hosts_of_a_file, with a program of ours in ssh's place")
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_uneven_ranks_on_three_nodes(ssh: Ssh, mpi: Mpi) -> None:
     slots = (1, 3, 2)
@@ -78,7 +79,7 @@ def test_uneven_ranks_on_three_nodes(ssh: Ssh, mpi: Mpi) -> None:
     assert "6 ranks on 3 nodes" in done.stderr
 
 
-@pytest.mark.thorough("test_uneven_ranks_on_three_nodes")
+@pytest.mark.thorough("test_hosts_of_a_file")
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_hosts_by_other_names(ssh: Ssh, mpi: Mpi) -> None:
     """The file has the names of another network; the hosts call themselves otherwise."""
