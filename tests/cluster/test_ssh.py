@@ -16,6 +16,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.cluster.cluster import NODES
+from tests.cluster.impair import end_daemon
 from tests.cluster.ssh import UID, WORK, Ssh, end_users_processes, missing_components, signal_launcher
 from tests.faults.matrix import CAUSES, FAULT, STATUSES
 from tests.messages import find
@@ -35,10 +36,12 @@ OUTPUT = WORK / "output"
 
 
 @pytest.fixture(scope="module")
-def daemons(cluster: Cluster) -> Ssh:
-    """Start sshd on the nodes of the cluster."""
+def daemons(cluster: Cluster) -> Iterator[Ssh]:
+    """Start sshd on the nodes of the cluster, and end it after these tests."""
     need(missing_components())
-    return Ssh(cluster)
+    yield Ssh(cluster)
+    for node in NODES:
+        end_daemon(f"sshd-{node}")
 
 
 @pytest.fixture
