@@ -371,7 +371,8 @@ def test_a_job_whose_first_node_is_lost_is_requeued(cluster: Cluster, folder: Pa
         check(cluster.run("scontrol", "update", "NodeName=node1", "State=DOWN", "Reason=test", timeout=30))
         deadline = time.monotonic() + processes.PATIENCE * 60
         while (facts := cluster.job(job.number))["Restarts"] != "1":
-            assert time.monotonic() < deadline, facts
+            steps = cluster.run("squeue", "--steps", "--jobs", job.number, timeout=30)
+            assert time.monotonic() < deadline, (steps.stdout, facts)
             time.sleep(0.2)
     finally:
         cluster.run("scancel", job.number, timeout=30)
