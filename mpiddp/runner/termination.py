@@ -26,7 +26,6 @@ from ..planning.environment import Endpoint
 from ..systems.statuses import EXIT_CANNOT_START
 from .signals import restore_dispositions
 
-MAX_ATTEMPTS = 20  # to report a failure, or to end the job: a signal's handler may interrupt each
 RESERVE_BYTES = 16 * 2**20  # of address space, for the report of a rank that has no more
 
 
@@ -119,18 +118,18 @@ class Termination:
         if not self.is_own_process():
             exception.print_exception(error, self._full)
             return exception.find_script_status(error)
-        for _ in range(MAX_ATTEMPTS):
-            with contextlib.suppress(BaseException):  # of a signal's handler: torch's raises when a worker has died
-                report = exception.make_report(error, self._member.rank, self._member.host)
-                report = report._replace(cause="; ".join(filter(None, (report.cause, advice))))
-                self.fail(report, functools.partial(self._print, error))
-                break
+        exception.call_safely(lambda: self._report(error, advice), None)
         if not self._has_printed:
             with contextlib.suppress(BaseException):  # of the hook
                 exception.run_user_hook(error)
         if isinstance(error, SystemExit):  # others are sys.last_value
             exception.release_frames(error)
         return exception.find_script_status(error) if self._failed_status is None else self._failed_status
+
+    def _report(self, error: BaseException, advice: str) -> None:
+        report = exception.make_report(error, self._member.rank, self._member.host)
+        report = report._replace(cause="; ".join(filter(None, (report.cause, advice))))
+        self.fail(report, functools.partial(self._print, error))
 
     def _print(self, error: BaseException) -> str:
         """Print the traceback of this rank, which was the first to fail, and return it as Python would print it."""
@@ -157,16 +156,17 @@ class Termination:
         """
         if not (self._can_abort and self.is_own_process()):
             return
-        status, MPI = None, sys.modules["mpi4py.MPI"]
-        for _ in range(MAX_ATTEMPTS):
-            with contextlib.suppress(BaseException):  # of a signal's handler: the agent ends the rank's children
-                flush_files()  # Python's end, which closes them, may be cut short
-                flush()
-                status = self._agent.await_abort()
-                self._aborts_at_exit = status is not None and abort_at_exit(MPI, status)
-                break
+        status = exception.call_safely(self._await_abort, None)  # the agent ends the rank's children meanwhile
         if status is not None and not self._aborts_at_exit:
-            abort(MPI, status)
+            abort(sys.modules["mpi4py.MPI"], status)
+
+    def _await_abort(self) -> int | None:
+        """Return the status for MPI_Abort, None if it is not needed; let C's exit() call it, if that is possible."""
+        flush_files()  # Python's end, which closes them, may be cut short
+        flush()
+        status = self._agent.await_abort()
+        self._aborts_at_exit = status is not None and abort_at_exit(sys.modules["mpi4py.MPI"], status)
+        return status
 
     def refuse(self, error: LaunchError, text: str) -> NoReturn:
         """Print why this rank cannot start, and end the job."""
