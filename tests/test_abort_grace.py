@@ -229,7 +229,7 @@ time.sleep(600)
 RAISES_AT_A_CHILDS_END = """
 import signal, subprocess
 def handler(*_):
-    raise RuntimeError("a child has ended")
+    raise {error}("a child has ended")
 subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 signal.signal(signal.SIGCHLD, handler)
 if rank == 1:
@@ -293,11 +293,33 @@ def test_a_loaders_worker_that_is_killed(mpi: Mpi, turn: int, script: Path) -> N
     assert "/mpiddp/" not in done.stderr
 
 
+@pytest.mark.parametrize("error", ["RuntimeError", "ChildProcessError"])
 @pytest.mark.parametrize("mpi", first_of([MPIS["openmpi5"], MPIS["openmpi4"], MPIS["mpich"]]), ids=lambda mpi: mpi.name)
-def test_a_handler_that_raises_when_the_agent_ends_the_ranks_children(mpi: Mpi, script: Path) -> None:
-    script.write_text(HEAD + RAISES_AT_A_CHILDS_END)
+def test_a_handler_that_raises_when_the_agent_ends_the_ranks_children(mpi: Mpi, error: str, script: Path) -> None:
+    """Under Open MPI the rank then calls MPI_Abort: 4.1's launcher adds no lines to the report."""
+    script.write_text(HEAD + RAISES_AT_A_CHILDS_END.format(error=error))
     done = check(mpiexec(mpi, 2, script), 1)
     assert len(find("launch/failed_rank", done.stderr, rank=1, cause="ValueError: seven")) == 1
+    assert "a child has ended" not in done.stderr
+    assert "terminated normally" not in done.stderr
+
+
+RAISES_IN_OS_EXIT = """
+import signal
+def handler(*_):
+    raise RuntimeError("a child has ended")
+if rank == 1:
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+    os._exit(7)
+time.sleep(600)
+"""
+
+
+def test_a_handler_that_raises_in_os_exit(quick: Mpi, script: Path) -> None:
+    script.write_text(HEAD + RAISES_IN_OS_EXIT)
+    done = check(mpiexec(quick, 2, script), 7)
+    assert len(find("launch/failed_rank", done.stderr, rank=1)) == 1
     assert "a child has ended" not in done.stderr
 
 

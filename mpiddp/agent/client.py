@@ -137,10 +137,13 @@ class AgentClient:
         self.report_locally_handled()
         return self.report_failure(report)
 
-    def await_abort(self) -> int | None:
-        """Report that this rank can end the job by MPI_Abort, and return the status for that; None if it need not."""
+    def await_abort(self, grace_s: float) -> int | None:
+        """Report that this rank can end the job by MPI_Abort, and return the status for that; None if it need not.
+
+        Other ranks may take `grace_s` to end.
+        """
         self._channel.send(protocol.ReadyToAbort())
-        abort = self._await_any((protocol.Abort,), time.monotonic() + ABORT_WAIT_S)
+        abort = self._await_any((protocol.Abort,), time.monotonic() + grace_s + ABORT_WAIT_S)
         return abort.status if isinstance(abort, protocol.Abort) else None
 
     def report_locally_handled(self) -> None:

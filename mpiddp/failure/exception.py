@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .traceback import Origin
 
 Result = TypeVar("Result")
-MAX_ATTEMPTS = 20
 
 
 class Explanation(NamedTuple):
@@ -71,14 +70,12 @@ def find_worker(error: BaseException) -> tuple[str, bool]:
 
 
 def call_safely(function: Callable[[], Result], default: Result) -> Result:
-    """Return what a function returns, or the default if it raises at each attempt.
+    """Return what a function returns, or the default if it raises.
 
-    A signal's handler may raise at any line, as torch's does once when a worker has ended; so may the error's own code,
-    and the import of a module that no descriptor is left to load.
+    The error's own code may raise, and the import of a module that no descriptor is left to load.
     """
-    for _ in range(MAX_ATTEMPTS):
-        with contextlib.suppress(BaseException):
-            return function()
+    with contextlib.suppress(BaseException):
+        return function()
     return default
 
 

@@ -182,35 +182,40 @@ def prepare_stop(config: LaunchConfig, started_by: LaunchFacts | None) -> Stop |
 
 def run_script(job: RunningJob, config: LaunchConfig) -> int:
     """Run the script and return its exit status; end the job on all ranks if it fails."""
-    assert job.termination
+    assert config.script is not None
     job.membership.groups.adopt_calls()
     hook_exec(functools.partial(leave_before_exec, job))
     protect_workers()
     watch_training(job, config)
     try:
         timeline.begin_stage("script")
-        return run_to_end(job, config, job.termination)
+        return run_to_end(job, config.script, config.local_rank_option)
     except BaseException as error:  # of a signal's handler, before the script's own error is reported
-        return job.termination.fail_by_exception(find_failure(error))
+        return conclude(job, config.script, find_failure(error))
 
 
-def run_to_end(job: RunningJob, config: LaunchConfig, termination: Termination) -> int:
-    """Run the script and return its exit status; report it if it fails.
-
-    EXIT_REQUEUE is no failure if all ranks have agreed to stop.
-    """
-    assert config.script is not None
+def run_to_end(job: RunningJob, target: Script, local_rank_option: str) -> int:
+    """Run the script and return its exit status; report it if it fails."""
     try:
-        script.run_main(with_local_rank(config.script, config.local_rank_option))
+        script.run_main(with_local_rank(target, local_rank_option))
         return 0
-    except SystemExit as error:
-        status = exception.find_script_status(error)
-        if not status or (status == EXIT_REQUEUE and job.is_stopping()):
-            job.status = status
-            return status
-        return termination.fail_by_exception(error, advise_on_options(config.script, status))
     except BaseException as error:
-        return termination.fail_by_exception(error)
+        return conclude(job, target, error)
+
+
+def conclude(job: RunningJob, target: Script, error: BaseException) -> int:
+    """Return the exit status of a script that has raised; report it if that is a failure.
+
+    EXIT_REQUEUE is none if all ranks have agreed to stop.
+    """
+    assert job.termination
+    if not isinstance(error, SystemExit):
+        return job.termination.fail_by_exception(error)
+    status = exception.find_script_status(error)
+    if not status or (status == EXIT_REQUEUE and job.is_stopping()):
+        job.status = status
+        return status
+    return job.termination.fail_by_exception(error, advise_on_options(target, status))
 
 
 def watch_training(job: RunningJob, config: LaunchConfig) -> None:

@@ -23,6 +23,7 @@ from .workers import protect_workers
 CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 SCRIPT_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *CRASH_SIGNALS)
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM)  # by which schedulers end a job
+MAX_ATTEMPTS = 20
 
 preloaded_handlers: dict[int, Any] = {}  # the C handlers that were there before us, as C's struct sigaction
 received = 0  # the most urgent stop signal received; 0 for none
@@ -118,6 +119,46 @@ def signals_held() -> Iterator[None]:
     finally:
         catch_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+# A failure
+
+def hold_handlers() -> Callable[[], None]:
+    """Keep the script's handlers of signals from being called, and return a function that undoes this.
+
+    One may raise at any line, as torch's does when a DataLoader's worker has ended, also where the rank reports its
+    failure. That function calls those whose signals have come meanwhile; what they raise is dropped. In a thread other
+    than the main one, where no handler is called, this does nothing.
+    """
+    handlers: dict[int, Any] = {}
+    arrived: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        arrived.append(number)
+
+    def hold() -> None:
+        for number in signal.valid_signals():
+            if callable(handler := signal.getsignal(number)) and handler is not note and handler is not note_signal:
+                handlers[number] = handler
+                signal.signal(number, note)
+
+    def release() -> None:
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is note:
+                signal.signal(number, handler)
+        while arrived:
+            handlers[number := arrived.pop(0)](number, None)
+
+    persist(hold)
+    return functools.partial(persist, release)
+
+
+def persist(act: Callable[[], object]) -> None:
+    """Call a function until it does not raise, but not for ever."""
+    for _ in range(MAX_ATTEMPTS):
+        with contextlib.suppress(BaseException):  # of a handler
+            act()
+            return
 
 
 # Forks: SIGTERM ends a child of the rank, as under Python; SIGUSR1, which schedulers send to it too, does nothing there

@@ -24,7 +24,7 @@ from ..failure import exception
 from ..failure.root_cause import Report, ReportKind
 from ..planning.environment import Endpoint
 from ..systems.statuses import EXIT_CANNOT_START
-from .signals import restore_dispositions
+from .signals import hold_handlers, restore_dispositions
 
 RESERVE_BYTES = 16 * 2**20  # of address space, for the report of a rank that has no more
 
@@ -71,6 +71,7 @@ class Termination:
             if self.is_own_process():
                 if status & 0xFF:
                     self._reserve.close()
+                    hold_handlers()
                     rank, host = self._member.rank, self._member.host
                     self.fail(exception.make_exit_report(status, sys._getframe(1), rank, host))
                 leave()
@@ -118,7 +119,9 @@ class Termination:
         if not self.is_own_process():
             exception.print_exception(error, self._full)
             return exception.find_script_status(error)
+        release_handlers = hold_handlers()
         exception.call_safely(lambda: self._report(error, advice), None)
+        release_handlers()
         if not self._has_printed:
             with contextlib.suppress(BaseException):  # of the hook
                 exception.run_user_hook(error)
@@ -156,17 +159,16 @@ class Termination:
         """
         if not (self._can_abort and self.is_own_process()):
             return
-        status = exception.call_safely(self._await_abort, None)  # the agent ends the rank's children meanwhile
-        if status is not None and not self._aborts_at_exit:
-            abort(sys.modules["mpi4py.MPI"], status)
-
-    def _await_abort(self) -> int | None:
-        """Return the status for MPI_Abort, None if it is not needed; let C's exit() call it, if that is possible."""
+        hold_handlers()  # the agent ends the rank's children meanwhile
         flush_files()  # Python's end, which closes them, may be cut short
         flush()
-        status = self._agent.await_abort()
-        self._aborts_at_exit = status is not None and abort_at_exit(sys.modules["mpi4py.MPI"], status)
-        return status
+        status = self._agent.await_abort(self._member.grace_s)
+        if status is None:
+            return
+        MPI = sys.modules["mpi4py.MPI"]
+        self._aborts_at_exit = abort_at_exit(MPI, status)
+        if not self._aborts_at_exit:
+            abort(MPI, status)
 
     def refuse(self, error: LaunchError, text: str) -> NoReturn:
         """Print why this rank cannot start, and end the job."""
