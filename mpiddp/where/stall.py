@@ -18,7 +18,6 @@ IDLE_CORES = 0.02  # CPU time of the rank and its descendants
 CLOCK_GRAIN_S = 0.02  # the kernel counts user and system time in hundredths of a second, each
 IDLE_BYTES_PER_S = 4096
 IDLE_FAULTS_PER_S = 20  # plus 20: a waiting rank that answers its agent has up to 10
-OBSERVED_SIGNS = "stacks, CPU time, page faults, file I/O, TCP"  # of all ranks and their children
 DEADLOCK_STATUS = 1  # as of --exit-timeout
 
 
@@ -56,7 +55,7 @@ class StallDetector:
         if hidden:
             return self._report_hidden(hidden)
         self._next_s, self.stalled_s = 2 * stalled_s, stalled_s
-        return f"no rank has made progress for {format_duration(stalled_s)} ({OBSERVED_SIGNS})"
+        return f"no rank has made progress for {format_duration(stalled_s)}"
 
     def _report_hidden(self, hidden: Sequence[RankSample]) -> str:
         """Return that hangs cannot be detected, once for each rank and reason."""
