@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import signal
 import subprocess
@@ -62,7 +63,9 @@ exec {SSHD} -D -e -f {FOLDER}/config
 
 def missing_components() -> list[str]:
     """Return what this machine lacks, in words; empty where it has sshd."""
-    return [f"the command {name}" for name in (str(SSHD), "ssh", "ssh-keygen") if shutil.which(name) is None]
+    lacks = [f"the command {name}" for name in (str(SSHD), "ssh", "ssh-keygen") if shutil.which(name) is None]
+    is_taken = any(user.pw_uid == UID for user in pwd.getpwall())  # the tests end this user's processes
+    return [*lacks, *[f"a free user number {UID}"] * is_taken]
 
 
 class Ssh:
@@ -74,7 +77,9 @@ class Ssh:
         (FOLDER / "ssh").mkdir(parents=True)
         WORK.mkdir()
         for path, lines in OWN_FILES.items():
-            (FOLDER / Path(path).name).write_text(Path(path).read_text() + lines)
+            copy = FOLDER / Path(path).name
+            copy.touch(0o600 if copy.name == "shadow" else 0o644)
+            copy.write_text(Path(path).read_text() + lines)
         others = "".join(f"{ADDRESSES[node]} fabric-{node}.cluster fabric-{node}\n" for node in NODES)
         for name, text in {"config": CONFIG, "ssh/ssh_config": CLIENT, "hosts": HOSTS + others}.items():
             (FOLDER / name).write_text(text)
@@ -130,7 +135,7 @@ def processes_of_user() -> list[psutil.Process]:
 
 def signal_launcher(number: signal.Signals) -> None:
     """Send a signal to the launcher of the one job that the user runs."""
-    (launcher,) = [process for process in processes_of_user() if process.name() in LAUNCHERS]
+    (launcher,) = [process for process in processes_of_user() if process.info["name"] in LAUNCHERS]
     launcher.send_signal(number)
 
 
@@ -139,6 +144,6 @@ def end_users_processes() -> list[str]:
     deadline = time.monotonic() + PATIENCE * 10
     while (found := processes_of_user()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    lines = [" ".join(process.cmdline()) for process in found]
+    lines = [f"{process.pid} {process.info['name']}" for process in found]
     end_processes(found)
     return lines
