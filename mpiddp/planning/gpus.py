@@ -178,7 +178,7 @@ def make_shortage_error(node: Sequence[RankGpus], host: str, advice: Advice) -> 
         needed="one GPU for each rank of a node",
         do=f"start only as many ranks per node as it has GPUs{advice.words('ranks_per_node', max(1, count))}, "
         f"or ask for more{advice.words('gpus', len(node))};\n"
-        "--share-gpus lets ranks share a GPU, with gloo",
+        "--share-gpus lets ranks share a GPU, with gloo; --device=cpu uses none",
     )
 
 
