@@ -114,8 +114,12 @@ RUN_BY = {
         "tests/test_readme.py::test_the_first_command_trains", "FIRST")),
     "mpirun --hostfile hosts -x PATH python -m mpiddp train.py": (
         "tests/test_hostfile.py::test_hosts_of_a_file", '"-x", "PATH"'),
-    "mpiexec -f hosts -n 8 python -m mpiddp train.py": (
+    "mpiexec -f hosts -n 6 python -m mpiddp train.py": (
         "tests/test_hostfile.py::test_hosts_of_a_file", "-f {hosts} -n 2"),
+    "mpiexec -machinefile hosts -n 6 python -m mpiddp train.py": (
+        "tests/cluster/test_ssh.py::test_uneven_ranks_on_three_nodes", "mpiexec -machinefile {hosts}"),
+    "python -m mpiddp.supervise --hostfile hosts --nodes 2 mpirun python -m mpiddp train.py": (
+        "tests/cluster/test_ssh.py::test_a_job_starts_again_on_the_spare_node", "mpiddp.supervise --hostfile {hosts}"),
     **dict.fromkeys(("mpirun -n 2 mpiddp train.py", "pip uninstall mpiddp"), (
         "tests/test_readme.py::test_the_first_command_trains", 'mpiexec -n 2 mpiddp')),
     "python -m tests.left_out": (
