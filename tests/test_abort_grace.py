@@ -316,6 +316,31 @@ time.sleep(600)
 """
 
 
+INTERRUPTED_HOOK = """
+import signal
+def late(*_):
+    raise TimeoutError
+signal.signal(signal.SIGALRM, late)
+def hook(*_):
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        time.sleep(600)
+    except TimeoutError:
+        print("the hook goes on", file=sys.stderr, flush=True)
+sys.excepthook = hook
+if rank == 1:
+    raise ValueError("seven")
+time.sleep(600)
+"""
+
+
+def test_a_hook_that_the_scripts_handler_interrupts(quick: Mpi, script: Path) -> None:
+    script.write_text(HEAD + INTERRUPTED_HOOK)
+    done = check(mpiexec(quick, 2, script), 1)
+    assert "the hook goes on" in done.stderr
+    assert len(find("launch/failed_rank", done.stderr, rank=1, cause="ValueError: seven")) == 1
+
+
 def test_a_handler_that_raises_in_os_exit(quick: Mpi, script: Path) -> None:
     script.write_text(HEAD + RAISES_IN_OS_EXIT)
     done = check(mpiexec(quick, 2, script), 7)

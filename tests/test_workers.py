@@ -13,7 +13,7 @@ import pytest
 
 from mpiddp.failure.exception import make_report
 from mpiddp.failure.workers import find_dead_worker
-from mpiddp.runner.signals import hold_handlers
+from mpiddp.runner.signals import HandlerGuard
 from tests.messages import find, message
 from tests.support import MPICH_FIRST, Mpi, check, first_of, mpiexec
 
@@ -132,9 +132,9 @@ def test_a_handler_that_raises_when_a_worker_ends_does_not_hide_it(start: Callab
         its.close()
         with pytest.raises(EOFError) as error:
             ours.recv()
-        release = hold_handlers()
+        guard = HandlerGuard()
         assert f"{message('launch/exited', status=3)} (then EOFError)" in make_report(error.value, 0, "n0").cause
-        release()
+        guard.end()
         assert signal.getsignal(signal.SIGCHLD) is raise_in_handler
     finally:
         signal.signal(signal.SIGCHLD, former)

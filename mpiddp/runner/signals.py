@@ -123,34 +123,51 @@ def signals_held() -> Iterator[None]:
 
 # A failure
 
-def hold_handlers() -> Callable[[], None]:
-    """Keep the script's handlers of signals from being called, and return a function that undoes this.
+class HandlerGuard:
+    """Drops what the script's handlers of signals raise, while it is active.
 
     One may raise at any line, as torch's does when a DataLoader's worker has ended, also where the rank reports its
-    failure. That function calls those whose signals have come meanwhile; what they raise is dropped. In a thread other
-    than the main one, where no handler is called, this does nothing.
+    failure. In a thread other than the main one, where no handler is called, this does nothing; nor in a process that
+    is forked meanwhile.
     """
-    handlers: dict[int, Any] = {}
-    arrived: list[int] = []
 
-    def note(number: int, _: FrameType | None) -> None:
-        arrived.append(number)
+    def __init__(self) -> None:
+        self.is_active = True
+        self._owner = os.getpid()
+        self._handlers: dict[int, Any] = {}
+        self._own = self._call
+        persist(self._install)
 
-    def hold() -> None:
+    def end(self) -> None:
+        """Put the script's handlers back, unless others have been set meanwhile."""
+        self.is_active = False
+        persist(self._restore)
+
+    def _install(self) -> None:
         for number in signal.valid_signals():
-            if callable(handler := signal.getsignal(number)) and handler is not note and handler is not note_signal:
-                handlers[number] = handler
-                signal.signal(number, note)
+            handler = signal.getsignal(number)
+            if callable(handler) and handler is not self._own and handler is not note_signal:
+                self._handlers[number] = handler
+                replace_handler(number, self._own)
 
-    def release() -> None:
-        for number, handler in handlers.items():
-            if signal.getsignal(number) is note:
-                signal.signal(number, handler)
-        while arrived:
-            handlers[number := arrived.pop(0)](number, None)
+    def _restore(self) -> None:
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) is self._own:
+                replace_handler(number, handler)
 
-    persist(hold)
-    return functools.partial(persist, release)
+    def _call(self, number: int, frame: FrameType | None) -> None:
+        if self.is_active and os.getpid() == self._owner:
+            with contextlib.suppress(BaseException):
+                self._handlers[number](number, frame)
+        else:
+            self._handlers[number](number, frame)
+
+
+def replace_handler(number: int, handler: Any) -> None:
+    """Replace Python's handler of a signal that has one; C's disposition, with its flags, stays."""
+    action = get_action(number)
+    signal.signal(number, handler)
+    set_action(number, action)
 
 
 def persist(act: Callable[[], object]) -> None:

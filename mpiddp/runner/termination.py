@@ -24,7 +24,7 @@ from ..failure import exception
 from ..failure.root_cause import Report, ReportKind
 from ..planning.environment import Endpoint
 from ..systems.statuses import EXIT_CANNOT_START
-from .signals import hold_handlers, restore_dispositions
+from .signals import HandlerGuard, restore_dispositions
 
 RESERVE_BYTES = 16 * 2**20  # of address space, for the report of a rank that has no more
 
@@ -71,10 +71,13 @@ class Termination:
             if self.is_own_process():
                 if status & 0xFF:
                     self._reserve.close()
-                    hold_handlers()
-                    rank, host = self._member.rank, self._member.host
-                    self.fail(exception.make_exit_report(status, sys._getframe(1), rank, host))
-                leave()
+                    HandlerGuard()
+                    report = functools.partial(
+                        exception.make_exit_report, status, sys._getframe(1), self._member.rank, self._member.host)
+                    exception.call_safely(lambda: self.fail(report()), None)
+                    exception.call_safely(leave, None)
+                else:
+                    leave()
                 if self._aborts_at_exit:
                     exit_by_c(status)
             hard_exit(status)
@@ -119,9 +122,11 @@ class Termination:
         if not self.is_own_process():
             exception.print_exception(error, self._full)
             return exception.find_script_status(error)
-        release_handlers = hold_handlers()
-        exception.call_safely(lambda: self._report(error, advice), None)
-        release_handlers()
+        guard = HandlerGuard()
+        for _ in range(2):  # once more if the memory ends meanwhile, for example
+            if self._failed_status is None:
+                exception.call_safely(lambda: self._report(error, advice, guard), None)
+        guard.end()
         if not self._has_printed:
             with contextlib.suppress(BaseException):  # of the hook
                 exception.run_user_hook(error)
@@ -129,17 +134,24 @@ class Termination:
             exception.release_frames(error)
         return exception.find_script_status(error) if self._failed_status is None else self._failed_status
 
-    def _report(self, error: BaseException, advice: str) -> None:
+    def _report(self, error: BaseException, advice: str, guard: HandlerGuard) -> None:
         report = exception.make_report(error, self._member.rank, self._member.host)
         report = report._replace(cause="; ".join(filter(None, (report.cause, advice))))
-        self.fail(report, functools.partial(self._print, error))
+        self.fail(report, functools.partial(self._print, error, guard))
 
-    def _print(self, error: BaseException) -> str:
-        """Print the traceback of this rank, which was the first to fail, and return it as Python would print it."""
+    def _print(self, error: BaseException, guard: HandlerGuard) -> str:
+        """Print the traceback of this rank, which was the first to fail, and return it as Python would print it.
+
+        The script's own sys.excepthook can be interrupted by its handlers.
+        """
         if self._has_printed:
             return ""
         self._has_printed = True
+        from ..failure.traceback import is_default_hook  # as in exception.py
+
+        guard.is_active = is_default_hook(sys.excepthook)
         exception.print_exception(error, self._full)
+        guard.is_active = True
         flush()
         return exception.format_exception(error)
 
@@ -159,14 +171,14 @@ class Termination:
         """
         if not (self._can_abort and self.is_own_process()):
             return
-        hold_handlers()  # the agent ends the rank's children meanwhile
-        flush_files()  # Python's end, which closes them, may be cut short
-        flush()
+        HandlerGuard()  # the agent ends the rank's children meanwhile
+        for act in (flush_files, flush):  # Python's end, which closes them, may be cut short
+            exception.call_safely(act, None)
         status = self._agent.await_abort(self._member.grace_s)
         if status is None:
             return
         MPI = sys.modules["mpi4py.MPI"]
-        self._aborts_at_exit = abort_at_exit(MPI, status)
+        self._aborts_at_exit = exception.call_safely(lambda: abort_at_exit(MPI, status), False)
         if not self._aborts_at_exit:
             abort(MPI, status)
 
