@@ -102,7 +102,7 @@ def test_a_large_file_of_which_little_is_touched_stays_where_it_is() -> None:
 
 
 def test_what_is_touched_of_a_mapped_file(tmp_path: Path) -> None:
-    """Pages far apart, so that none is there for another's sake."""
+    """Pages far apart, so that none is there for another's sake. The kernel may map a huge page of 2 MiB for each."""
     path = tmp_path / "library"
     path.write_bytes(bytes(2**25))
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
@@ -111,7 +111,7 @@ def test_what_is_touched_of_a_mapped_file(tmp_path: Path) -> None:
         found = access_trace.touched_ranges(access_trace.mapped_parts()[str(path)])
     assert len(found) == 2
     assert all(any(at <= place < at + length for at, length in found) for place in (2**21, 2**24))
-    assert sum(length for _, length in found) < 2**21
+    assert sum(length for _, length in found) <= 2 * 2**21
     assert access_trace.merge_ranges([(2**20, 5), (0, 10), (10, 5), (2**20 + 3, 7)]) == ((0, 15), (2**20, 10))
 
 
