@@ -361,10 +361,14 @@ def test_a_job_whose_first_node_is_lost_is_requeued(cluster: Cluster, folder: Pa
     """With it the batch script is gone, but by --no-kill the job keeps the other nodes: the second requeues the job."""
     script = edited(folder, "supervise.sh", ENVIRONMENT=ACTIVATE, COMMAND=f"python -m mpiddp {PROGRAMS / 'stops.py'}",
                     SUPERVISE="python -m mpiddp.supervise --nodes 2")
-    script.write_text(script.read_text().replace("while sleep 60", "while sleep 5"))
+    script.write_text(script.read_text().replace("sleep 60", "sleep 5"))
     job = Submitted(cluster, script)
     try:
         job.wait_for("(READY.*){4}")
+        deadline = time.monotonic() + processes.PATIENCE * 60
+        while "guard" not in cluster.run("squeue", "--steps", "--jobs", job.number, timeout=30).stdout:
+            assert time.monotonic() < deadline, "the guard's step has not begun"
+            time.sleep(0.2)
         for pid in map(int, ip("netns", "pids", namespace("node1")).split()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
