@@ -31,7 +31,7 @@ if [ -n "$ENVIRONMENT" ]; then source $ENVIRONMENT || exit 1; fi
 export SLURM_SRUN_REDUCE_TASK_EXIT_MSG=1  # fewer lines after mpiddp's report
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}
 # If this node is lost, Slurm keeps the other nodes for the job, but this script is gone: a task on the second node asks
-# Slurm every minute whether the job still has this node, and otherwise requeues it.
+# Slurm every minute whether the job still has this node, and otherwise requeues it. It is started until srun can do so.
 guard='trap "" USR1; while sleep 60; do nodes=$(squeue --noheader --jobs="$1" --states=RUNNING --format=%N) && [ -n "$nodes" ] && ! scontrol show hostnames "$nodes" | grep -qx "$0" && scontrol requeue "$1"; done'
 until srun --overlap --mpi=none --nodes=1 --ntasks=1 --relative=1 --job-name=guard bash -c "$guard" "$SLURMD_NODENAME" "$job"; do sleep 60; done &>/dev/null &
 eval "$SUPERVISE $SRUN --cpus-per-task=$SLURM_CPUS_PER_TASK $COMMAND"

@@ -334,6 +334,26 @@ time.sleep(600)
 """
 
 
+FAILS_TO_REPORT = """
+from mpiddp.runner.termination import Termination
+report = Termination._report
+def fail_once(*_):
+    Termination._report = report
+    raise MemoryError
+Termination._report = fail_once
+if rank == 1:
+    raise ValueError("seven")
+time.sleep(600)
+"""
+
+
+def test_a_report_that_fails_is_made_again(quick: Mpi, script: Path) -> None:
+    """Else the rank would count as finished, and the others would wait for it."""
+    script.write_text(HEAD + FAILS_TO_REPORT)
+    done = check(mpiexec(quick, 2, script), 1)
+    assert len(find("launch/failed_rank", done.stderr, rank=1, cause="ValueError: seven")) == 1
+
+
 def test_a_hook_that_the_scripts_handler_interrupts(quick: Mpi, script: Path) -> None:
     script.write_text(HEAD + INTERRUPTED_HOOK)
     done = check(mpiexec(quick, 2, script), 1)
