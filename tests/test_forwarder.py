@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,11 @@ from mpiddp.base.ranks import LogPlan
 from mpiddp.ipc.authentication import AuthListener
 from mpiddp.ipc.channel import listen
 from mpiddp.ipc.event_loop import EventLoop
+from mpiddp.output import forwarder
 from mpiddp.output.aggregator import Aggregator
 from mpiddp.output.forwarder import RankOutput
 from mpiddp.output.protocol import AggregationConfig, ForwardConfig
+from mpiddp.output.writer import Terminal
 from tests import processes
 from tests.messages import find, message
 from tests.support import DEADLINE_S, PROGRAMS, ROOT, Done, check, free_port
@@ -142,6 +145,30 @@ def test_a_rank_without_pipes_has_nothing_to_wait_for() -> None:
     output.flush(lambda: came.append("flushed"))
     output.finish(lambda: came.append("finished"))
     assert came == ["flushed", "finished"]
+
+
+def test_what_comes_soon_after_a_line_waits_and_keeps_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[int, bytes]] = []
+    monkeypatch.setattr(Terminal, "write", lambda _, stream, pieces: shown.extend((stream, piece) for piece in pieces))
+    monkeypatch.setattr(forwarder, "READ_INTERVAL_S", 0.5)
+    pipes = {1: os.pipe(), 2: os.pipe()}
+    loop = EventLoop(lambda error: pytest.fail(str(error)))
+    RankOutput(loop, {stream: ends[0] for stream, ends in pipes.items()}, "rank 3")
+    written: list[list[tuple[int, bytes]]] = []
+
+    def write(stream: int, data: bytes) -> None:
+        written.append([*shown])
+        os.write(pipes[stream][1], data)
+
+    for number, (stream, data) in enumerate([(1, b"first"), (2, b"second"), (1, b"third"), (1, b" and fourth")]):
+        loop.set_timer(str(number), 0.02 * (number + 1), partial(write, stream, data))
+    loop.set_timer("end", 2.0, loop.stop)
+    loop.run()
+    assert written == [[], [(1, b"first")], [(1, b"first")], [(1, b"first")]]
+    assert shown == [(1, b"first"), (2, b"second"), (1, b"third and fourth")]
+    for ends in pipes.values():
+        for end in ends:
+            os.close(end)
 
 
 def test_an_error_in_folding_lets_output_pass(

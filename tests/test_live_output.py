@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -122,9 +123,9 @@ def test_a_line_is_seen_before_the_next_one_is_printed(mpi: Mpi, options: list[s
             for line in job.stdout:
                 found.append(line)
                 number = line.split()[-1]
-                in_logs = [path.read_text().count(f"line {number}\n") for path in tmp_path.glob("logs/*/*.log")]
                 if sum(one.endswith(f"line {number}\n") for one in found) == (1 if "fold" in options else 2):
-                    assert not logs or in_logs == [1, 1]
+                    while logs and job.poll() is None and not are_logged(tmp_path, f"line {number}\n"):
+                        time.sleep(0.01)
                     (seen / number).touch()
             assert job.wait(DEADLINE_S) == 0
         finally:
@@ -132,6 +133,11 @@ def test_a_line_is_seen_before_the_next_one_is_printed(mpi: Mpi, options: list[s
             processes.end_tree(job.pid)
             assert processes.leftovers(env) == []
     assert len(found) == LINES * (1 if "fold" in options else 2), found
+
+
+def are_logged(folder: Path, line: str) -> bool:
+    """Return whether a line is in both ranks' logs, once."""
+    return [path.read_text().count(line) for path in folder.glob("logs/*/*.log")] == [1, 1]
 
 
 @pytest.mark.parametrize("options", first_of([[], ["--prefix"]]), ids=" ".join)

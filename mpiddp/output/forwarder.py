@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .upstream import Upstream
 
 PIPE_BYTES = 65536  # the capacity of a pipe (man 7 pipe)
+SMALL_READ_BYTES = 2**14  # reading less costs more for what is done around it than for the bytes
+READ_INTERVAL_S = 0.001  # at least, after a small read: output then comes in larger pieces
 FLUSH_TIMEOUT_S = 1.5
 DESCENDANTS_GRACE_S = 0.2  # for what processes write that outlive the rank
 STALL_TIMEOUT_S = 10.0  # after which output is given up that no terminal and no file takes
@@ -44,7 +46,8 @@ class RankOutput:
         self._resume_others: Callable[[], object] = bool  # the other sources of an aggregator
         self._drop_policy: DropPolicy | None = None
         self._unfolded_prefix = ""  # for output that cannot be folded
-        self._is_reading = False
+        self._watched: set[int] = set()  # the pipes that the loop reads
+        self._waiting: list[int] = []  # streams that got data during READ_INTERVAL_S, in this order
         self._flushes = 0
         self.is_shown = True  # on the terminal
         self._after_finish: Callable[[], object] | None = None
@@ -175,18 +178,33 @@ class RankOutput:
     def _update_reading(self) -> None:
         """Read the pipes while there is room for more; else the rank blocks once a pipe is full."""
         has_room = self._log.has_room and (self._drop_policy is not None or self._sink.has_room())
-        if has_room != self._is_reading:
-            self._is_reading = has_room
-            for stream, source in self._streams.items():
-                if has_room:
-                    self._loop.watch(source, partial(self._read, stream))
-                else:
-                    self._loop.unwatch(source)
+        wanted = {source: stream for stream, source in self._streams.items()
+                  if has_room and stream not in self._waiting}
+        for source in self._watched - wanted.keys():
+            self._loop.unwatch(source)
+        for source in wanted.keys() - self._watched:
+            self._loop.watch(source, partial(self._read_soon, wanted[source]))
+        self._watched = set(wanted)
 
     def _resume(self) -> None:
         """Continue when terminal or log have room again."""
         self._resume_others()
         self._update_reading()
+
+    def _read_soon(self, stream: int) -> None:
+        """Read a pipe, READ_INTERVAL_S after the last small read."""
+        if self._loop.has_timer("read"):
+            self._waiting.append(stream)
+            self._update_reading()
+        else:
+            self._read(stream)
+
+    def _read_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._update_reading()
+        for stream in waiting:
+            if self._streams.get(stream) in self._watched:  # else there is no room, or it has ended
+                self._read(stream)
 
     def _read(self, stream: int) -> None:
         """Forward what a pipe holds; remove the stream if it has no writer any more."""
@@ -195,6 +213,8 @@ class RankOutput:
         except BlockingIOError:  # already read
             return
         if data:
+            if len(data) < SMALL_READ_BYTES:
+                self._loop.set_timer("read", READ_INTERVAL_S, self._read_waiting)
             self._take(stream, data)
         else:
             self._end_stream(stream)
@@ -229,8 +249,7 @@ class RankOutput:
     def _end_stream(self, stream: int) -> None:
         """Read a stream no more."""
         source = self._streams.pop(stream)
-        if self._is_reading:
-            self._loop.unwatch(source)
+        self._update_reading()
         os.close(source)
         self._complete_line(stream)
 
@@ -285,10 +304,9 @@ class RankOutput:
             return
         broken, self._sink, self._drop_policy, self._has_given_up = self._sink, self._pass_through(), None, True
         self._resume_others = bool
-        if self._is_reading:  # anew: the loop drops a source whose function has raised
-            for source in self._streams.values():
-                self._loop.unwatch(source)
-            self._is_reading = False
+        for source in self._watched:  # anew: the loop drops a source whose function has raised
+            self._loop.unwatch(source)
+        self._watched = set()
         broken.abandon()
         self._is_closing = False
         self._update_reading()
