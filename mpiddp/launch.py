@@ -37,7 +37,7 @@ from .base import timeline
 from .base.config import RESTART_VARIABLE, LaunchConfig
 from .base.errors import LaunchError, LocalLaunchError
 from .base.stderr import warn
-from .base.termination import abort, flush, flush_and_wait, skip_exit_functions
+from .base.termination import abort, flush, flush_and_wait, needs_exit_functions, skip_exit_functions
 from .bootstrap import site
 from .bootstrap.mpi_init import initialise_mpi
 from .bootstrap.prepare import bind_cores, collect_ready_facts, import_torch, set_torch_env
@@ -47,7 +47,7 @@ from .bootstrap.refusal import refuse, refuse_alone, refusing_early
 from .bootstrap.rollcall import Rendezvous, await_all
 from .discovery import launchers, runtime
 from .discovery.host import collect_host_facts
-from .discovery.mpi import identify_library, needs_exit_functions
+from .discovery.mpi import identify_library
 from .failure import exception
 from .output.redirect import choose_output_target, enable_line_buffering
 from .runner import script, signals

@@ -129,7 +129,7 @@ def test_the_exit_functions_of_a_profiler_run(tmp_path: Path) -> None:
     """It is in the process before torch, by LD_PRELOAD; this one is C's own library of mathematics."""
     path = tmp_path / "script.py"
     path.write_text("\n".join((
-        "import os", "from mpiddp.discovery.mpi import needs_exit_functions",
+        "import os", "from mpiddp.base.termination import needs_exit_functions",
         "print(needs_exit_functions(os.environ))")))
     mpi = MPIS["openmpi4"]
     found = [check(mpiexec(mpi, 1, path, env=env)).stdout for env in ({}, {"LD_PRELOAD": "libm.so.6"})]

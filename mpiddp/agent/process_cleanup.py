@@ -66,6 +66,8 @@ def end_descendants(rank: int) -> None:
     It gets SIGTERM, and SIGKILL after a while. The agent itself reaps its children. A job that the rank has submitted,
     or what a daemon of the node has started for it, is no descendant, and goes on.
     """
+    if not has_children():
+        return
     import psutil
 
     def find() -> list[psutil.Process]:
@@ -77,6 +79,15 @@ def end_descendants(rank: int) -> None:
         time.sleep(POLL_INTERVAL_S)
     while send(find(), signal.SIGKILL):  # also what they have started meanwhile
         time.sleep(POLL_INTERVAL_S)
+
+
+def has_children() -> bool:
+    """Return whether this process has children, without the time that psutil's import takes."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def send(processes: Iterable[psutil.Process], number: int) -> list[psutil.Process]:

@@ -9,6 +9,7 @@ import operator
 import os
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from .stderr import LAUNCHER_FORWARDING_S, STDERR
@@ -75,6 +76,11 @@ def flush_and_wait() -> None:
     run_briefly(flush_files, LAUNCHER_FORWARDING_S)
     flush()
     time.sleep(LAUNCHER_FORWARDING_S)
+
+
+def needs_exit_functions(environ: Mapping[str, str]) -> bool:
+    """Return whether a profiler may be loaded into this process: it writes its results in a C exit function."""
+    return any(environ.get(name) for name in ("LD_PRELOAD", "LD_AUDIT", "CUDA_INJECTION64_PATH"))
 
 
 def skip_exit_functions() -> None:

