@@ -27,12 +27,14 @@ from mpiddp.agent.coordinator import Coordinator, Decided, Ending, Over, Running
 from mpiddp.agent.coordinator_server import CoordinatorServer
 from mpiddp.agent.events import (
     AgentEvent,
+    CompleteIndex,
     CoordinatorAction,
     CoordinatorCommand,
     CoordinatorEvent,
     Due,
     FromCoordinator,
     FromPeer,
+    IndexCompleted,
     OwnRankJoined,
     PeerGreeted,
     PeerLost,
@@ -79,12 +81,14 @@ from mpiddp.agent.timeouts import (
     PRINT_TIMEOUT_S,
     SIGNAL_SPREAD_S,
 )
+from mpiddp.base.ranks import LogPlan
 from mpiddp.base.stderr import write_line
 from mpiddp.failure.root_cause import NOBODY, JobActivity, Report, ReportKind, RootCause
 from mpiddp.ipc import authentication
 from mpiddp.ipc.authentication import NONCE_BYTES, PROOF_BYTES, ClientHandshake, authenticate, connect
 from mpiddp.ipc.channel import Channel, Codec, Unreadable, encode, listen
 from mpiddp.ipc.event_loop import EventLoop
+from mpiddp.output.index import RankEnd
 from mpiddp.systems.statuses import EXIT_STALLED
 from tests import processes
 from tests.cluster import Cluster
@@ -117,10 +121,10 @@ def dial(port: int, hello: Hello) -> AgentChannel:
 # The logic
 
 
-def start(ranks: int = 2, config: AgentConfig = CONFIG) -> Coordinator:
+def start(ranks: int = 2, config: AgentConfig = CONFIG, log: LogPlan | None = None) -> Coordinator:
     """Return the coordinator of a job whose ranks have joined: two on each node."""
     coordinator = Coordinator(config, 0.0)
-    handle(coordinator, 1.0, OwnRankJoined(0, member(0, world_size=ranks)),
+    handle(coordinator, 1.0, OwnRankJoined(0, member(0, world_size=ranks)._replace(log=log or LogPlan())),
            *[greeting(rank) for rank in range(1, ranks)])
     return coordinator
 
@@ -302,7 +306,31 @@ def test_logs_that_are_incomplete_are_named() -> None:
     coordinator = start()
     handle(coordinator, 9.0, FromPeer(0, RankEnded(0)))
     assert PrintLine("mpiddp: logs are incomplete: rank 1") in handle(
-        coordinator, 9.0, FromPeer(1, RankEnded(0, log_lost=True)))
+        coordinator, 9.0, FromPeer(1, RankEnded(0, log_lost=7)))
+
+
+@pytest.mark.parametrize("error", ["", "mpiddp: cannot write /logs/ranks.json: no response within 1 s"])
+def test_the_agents_end_when_the_index_of_the_logs_is_complete(error: str) -> None:
+    coordinator = start(log=LogPlan("/logs/0", ranks_file="/logs/ranks.json"))
+    handle(coordinator, 9.0, FromPeer(0, RankEnded(0, log_lost=7, last_line="seven")))
+    assert handle(coordinator, 9.1, FromPeer(1, RankEnded(0))) == [
+        CompleteIndex("/logs/ranks.json", {0: RankEnd(0, 7, "seven"), 1: RankEnd(0, -1, "")}, NOBODY)]
+    lost = f"mpiddp: logs are incomplete: rank 0{'' if error else ' (first lost byte of each in /logs/ranks.json)'}"
+    assert handle(coordinator, 9.2, IndexCompleted(error)) == [
+        *[PrintLine(error)] * bool(error), CoordinatorCommand.NOTE_END_IN_ORDER, PrintLine(lost), *to_all(JobOver(0))]
+
+
+def test_the_index_tells_which_rank_failed_first() -> None:
+    """It can end the job by MPI_Abort: its process, which is still there, ends with the job's status."""
+    coordinator = start(log=LogPlan("/logs/0", ranks_file="/logs/ranks.json"))
+    handle(coordinator, 2.0, FromPeer(1, Failed(report(1))))
+    handle(coordinator, 2.1, Due("select 0.031"))
+    actions = handle(coordinator, 2.2, FromPeer(1, ReasonPrinted()), FromPeer(0, RankEnded(137)),
+                     FromPeer(1, RankEnded(0, can_abort=True)))
+    assert actions[-1] == CompleteIndex("/logs/ranks.json", {0: RankEnd(137, -1, ""), 1: RankEnd(1, -1, "")}, 1)
+    assert handle(coordinator, 9.2, Due("end")) == []
+    assert handle(coordinator, 9.2, IndexCompleted()) == [
+        CoordinatorCommand.CANCEL_STEP, ToPeer(0, JobOver(1, aborts=True)), ToPeer(1, Abort(1))]
 
 
 def test_a_slurmstepd_that_ends_is_the_root_cause() -> None:
@@ -732,7 +760,7 @@ def beside(mark: dict[str, str]) -> dict[psutil.Process, str]:
     """Return the agents of a job that runs with a mark, and their titles, as far as they have one."""
     (value,) = mark.values()
     found = {process: " ".join(words).strip() for process, words in processes.with_mark(value).items()}
-    return {process: title for process, title in found.items() if title.startswith("mpiddp: ")}
+    return {process: title for process, title in found.items() if title.startswith("mpiddp: agent of ")}
 
 
 def failing(folder: Path, line: str, name: str = "fails.py") -> Path:

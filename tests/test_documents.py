@@ -53,7 +53,7 @@ RUN_BY = {
         "tests/test_containers.py::test_hello_from_containers_on_two_nodes", '"ch-run"'),
     "scancel --signal=USR2 JOB": (
         "tests/test_interactive.py::test_a_script_that_hangs_says_where_under_srun", '"scancel", "--signal=USR2"'),
-    "pkill -USR2 -f '^[^ ]*python[^ ]* -m mpiddp.*train.py'": (
+    "pkill -USR2 -f '^rank .*train.py'": (
         "tests/test_interactive.py::test_a_script_that_hangs_says_where", "pkill"),
     "python -m mpiddp.where": ("tests/test_where_command.py::test_a_job_of_three_nodes_answers", "WHERE"),
     "scancel --signal=QUIT 48211.0": (

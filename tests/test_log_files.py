@@ -7,8 +7,7 @@ import json
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ import pytest
 from mpiddp.base.ranks import LogPlan
 from mpiddp.output.index import (
     INDEX_NAME,
-    RECORD_BYTES,
-    format_last_line,
-    make_record,
-    update_record,
+    MAX_LINE_CHARS,
+    RankEnd,
+    complete_index,
+    find_last_line,
     write_index,
 )
 from mpiddp.output.log import RankLog
@@ -79,27 +78,17 @@ time.sleep(600 if sys.argv[1] == "raises" else 0)
 """
 
 
-def index_of(folder: Path, is_known: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """Return the records of a job's ranks, when all is known that is waited for."""
-    deadline = time.monotonic() + GONE_S
-    while True:
-        (path,) = folder.glob(f"*/{INDEX_NAME}")
-        records: list[dict[str, Any]] = json.loads(path.read_text())
-        if all(map(is_known, records)):
-            return records
-        assert time.monotonic() < deadline, records
-        time.sleep(0.05)
-
-
-def has_ended(one: dict[str, Any]) -> bool:
-    """Tell whether all that ends a record is there."""
-    return one["status"] is not None and one["last"] is not None
+def index_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of the ranks of a job that has ended."""
+    (path,) = folder.glob(f"*/{INDEX_NAME}")
+    records: list[dict[str, Any]] = json.loads(path.read_text())
+    return records
 
 
 def test_a_log_can_be_read_while_its_rank_runs(quick: Mpi, tmp_path: Path) -> None:
     (script := tmp_path / "watched.py").write_text(READS_ITS_LOG)
     check(mpiexec(quick, 2, "--log-dir", tmp_path / "logs", "--show", "none", script, tmp_path / "logs"))
-    for rank, one in enumerate(index_of(tmp_path / "logs", has_ended)):
+    for rank, one in enumerate(index_of(tmp_path / "logs")):
         assert (one["status"], one["last"]) == (0, "line 29999")
         (log,) = tmp_path.glob(f"logs/*/rank-{rank:05d}.*")
         assert log.name == one["file"]
@@ -177,7 +166,7 @@ def test_a_full_disk_is_told_of_once_and_at_the_end(quick: Mpi, tmp_path: Path) 
     assert len(losses) == 1, done.stderr
     assert re.fullmatch(r"mpiddp: logs are incomplete: ranks 0-1 \(first lost byte of each in \S+/ranks.json\)",
                         done.stderr.splitlines()[-1])
-    records = index_of(tmp_path / "copy", has_ended)
+    records = index_of(tmp_path / "copy")
     assert int(losses[0]["position"]) == records[int(losses[0]["rank"])]["lost"]
     assert any(one["lost"] for one in records)
     for one in records:
@@ -219,7 +208,7 @@ def test_a_file_that_takes_nothing_any_more_is_opened_again(tmp_path: Path) -> N
 def test_the_index_tells_how_each_rank_ended(quick: Mpi, how: str, tmp_path: Path) -> None:
     (script := tmp_path / "ends.py").write_text(HOW_RANKS_END)
     check(mpiexec(quick, 3, "--log-dir", tmp_path / "logs", "--show", "0", script, how), 1 if how == "raises" else 0)
-    records = index_of(tmp_path / "logs", has_ended)
+    records = index_of(tmp_path / "logs")
     assert [one["rank"] for one in records] == [0, 1, 2]
     (path,) = tmp_path.glob(f"logs/*/{INDEX_NAME}")
     assert all((path.parent / one["file"]).exists() for one in records)
@@ -227,8 +216,10 @@ def test_the_index_tells_how_each_rank_ended(quick: Mpi, how: str, tmp_path: Pat
     if how == "raises":
         assert (records[1]["status"], records[1]["last"]) == (1, "[rank1]: ValueError: seven")
         assert {one["last"] for one in records} >= {"rank 0", "rank 2"}
+        assert all(one["status"] for one in records)
     else:
         assert {(one["status"], one["last"]) for one in records} == {(0, "what has no end")}
+    assert [one["first"] for one in records] == [False, how == "raises", False]
 
 
 @pytest.mark.process
@@ -238,10 +229,10 @@ def test_the_documents_commands_find_the_odd_rank(tmp_path: Path) -> None:
     logs = [LogPlan(f"{folder}/rank-{rank:05d}.n07.log", rank, "n07", "a-job", f"{folder}/{INDEX_NAME}")
             for rank in range(4)]
     write_index(f"{folder}/{INDEX_NAME}", logs)
-    for log, status in zip(logs, (0, 139, 0, 7), strict=True):
-        update_record(log, status, tail=b"begin of epoch 7\n", is_first=status == 139)
+    ends = {rank: RankEnd(status, -1, "begin of epoch 7") for rank, status in enumerate((0, 139, 0, 7))}
+    assert complete_index(f"{folder}/{INDEX_NAME}", ends, 1) == ""
     text = (ROOT / "mpiddp/output/README.md").read_text()
-    for begin, found, many in (("grep ", '"rank": 1, .*"status": 139 .*"begin of epoch 7"', 1),
+    for begin, found, many in (("grep ", '"rank": 1, .*"status": 139, .*"begin of epoch 7"', 1),
                                ("jq -r", "(1 n07 139|3 n07 7) begin of epoch 7", 2)):
         need([begin.split()[0]] if shutil.which(begin.split()[0]) is None else [])
         (command,) = re.findall(rf"^{begin}.*$", text, re.MULTILINE)
@@ -251,46 +242,37 @@ def test_the_documents_commands_find_the_odd_rank(tmp_path: Path) -> None:
 
 
 ODD = {
-    b"": '""', b"\n \n": '""', b"one\ntwo": '"two"', b"one\r\ntwo\r\n\r\n": '"two"', b" 10%\r 20%\r": '"20%"',
-    b"a \"b\" \\c": r'"a \"b\" \\c"', b"\x1b[31mred\x00\x7f": r'"\u001b[31mred\u0000\u007f"', "é😀".encode(): '"é😀"',
-    b"\xff\xfe": '"��"', b"\xed\xa0\x80": '"���"', "\u009b31m\u2028x".encode(): r'"\u009b31m\u2028x"',
-    b"what\nmpiddp: failed: rank 1\n  where here\n": '"what"',
-    b"mpiddp: failed: rank 1\n  log x\n": '"mpiddp: failed: rank 1"',
-    b"x" * 10**6: f'"{"x" * 98}"', "é".encode() * 60: f'"{"é" * 49}"', b"\x01" * 60: '"' + r"\u0001" * 16 + '"',
+    b"": "", b"\n \n": "", b"one\ntwo": "two", b"one\r\ntwo\r\n\r\n": "two", b" 10%\r 20%\r": "20%",
+    b"\x1b[31mred\x00\x7f": r"\x1b[31mred\x00\x7f", "é😀".encode(): "é😀", b"\xff\xfe": "��",
+    "\u009b31m\u2028x".encode(): r"\x9b31m\u2028x", b"what\nmpiddp: failed: rank 1\n  where here\n": "what",
+    b"mpiddp: failed: rank 1\n  log x\n": "mpiddp: failed: rank 1", b"x" * 10**6: "x" * MAX_LINE_CHARS,
 }
 
 
 @pytest.mark.parametrize("tail", ODD)
-def test_an_odd_last_line_is_json(tail: bytes) -> None:
-    found = format_last_line(tail, 100)
-    assert found.decode() == ODD[tail]
-    assert len(found) <= 100
-    assert isinstance(json.loads(found), str)
+def test_an_odd_last_line_is_printable(tail: bytes) -> None:
+    assert find_last_line(tail) == ODD[tail]
 
 
-def test_an_index_is_json_at_any_moment(tmp_path: Path) -> None:
-    path = tmp_path / INDEX_NAME
-    logs = [LogPlan(f"{tmp_path}/rank-{rank:05d}.{'n' * 63}.log", rank, "n" * 63, "mpiddp-12345678", str(path))
-            for rank in range(3)]
-    write_index(str(path), logs)
-    for rank, status, lost, tail in ((2, 139, None, None), (0, None, 2**63, b"x" * 500), (1, None, None, b"x" * 500),
-                                     (1, None, None, b"short")):
-        update_record(logs[rank], status, lost, tail)
-        records = json.loads(path.read_text())
-        assert [one["rank"] for one in records] == [0, 1, 2]
-    update_record(logs[2], status=1, tail=b"late", overwrite=False)
-    records = json.loads(path.read_text())
-    assert (records[0]["lost"], records[1]["last"]) == (2**63, "short")
-    assert (records[2]["status"], records[2]["last"]) == (139, "late")
-    update_record(logs[0]._replace(job="another"), status=3)
-    update_record(logs[0]._replace(rank=7), status=3)
-    assert json.loads(path.read_text()) == records
+def test_an_index_is_replaced_when_all_is_known(tmp_path: Path) -> None:
+    path = str(tmp_path / INDEX_NAME)
+    write_index(path, [LogPlan(f"{tmp_path}/rank-{rank}.log", rank, "n\udc80", "job", path) for rank in range(3)])
+    begun = json.loads((tmp_path / INDEX_NAME).read_text())
+    assert begun[2] == {"rank": 2, "host": "n\udc80", "job": "job", "file": "rank-2.log", "status": None,
+                        "first": None, "lost": None, "last": None}
+    assert complete_index(path, {2: RankEnd(139, 0, '"é"'), 0: RankEnd(0, -1, "")}, 1) == ""
+    text = (tmp_path / INDEX_NAME).read_text()
+    assert len(text.splitlines()) == 3 + 2
+    known = [(one["status"], one["first"], one["lost"], one["last"]) for one in json.loads(text)]
+    assert known == [(0, False, None, ""), (None, True, None, None), (139, False, 0, '"é"')]
+    assert [one.name for one in tmp_path.iterdir()] == [INDEX_NAME]
 
 
-def test_a_record_has_room_whatever_the_rank_is_called() -> None:
-    log = LogPlan(f"/logs/rank-1234567.{'n' * 63}.log", 1_234_567, "n" * 63, "mpiddp-12345678", "/logs/ranks.json")
-    assert len(make_record(log)) == RECORD_BYTES
-    assert make_record(log).index(b'"last": ') < RECORD_BYTES - 200
+@pytest.mark.parametrize("content", ["", "7", "[7]", '{"a": 1}', "[" * 100_000, "\0"])
+def test_an_index_that_somebody_has_changed_is_left_alone(content: str, tmp_path: Path) -> None:
+    (path := tmp_path / INDEX_NAME).write_text(content)
+    assert complete_index(str(path), {0: RankEnd(0, -1, "")}, -1).startswith(f"mpiddp: cannot update {path}: ")
+    assert path.read_text() == content
 
 
 @pytest.mark.parametrize(("wait_status", "status"), [(0, 0), (7 << 8, 7), (9, 137), (11 | 0x80, 139)])

@@ -53,6 +53,15 @@ def test_a_script_sees_what_python_shows_it(quick: Mpi) -> None:
     assert [seen[method][1] for method in ("fork", "spawn", "forkserver")] == [True] * 3
 
 
+def test_the_command_line_in_proc_says_which_rank_it_is(quick: Mpi) -> None:
+    """The process's name, by which `pkill python` finds it, is what it was; a process that is forked has both, too."""
+    code = "import os; print(open('/proc/self/cmdline').read().rstrip('\\0 '), open('/proc/self/comm').read(), end='')"
+    done = check(mpiexec(quick, 2, "-c", f"{code}; os.fork() or print('SPT_NOENV' in os.environ)", "--lr", "1"))
+    name = Path(quick.python).name
+    assert sorted(set(done.stdout.splitlines())) == ["False", *[
+        f"rank {rank}: -c --lr 1 {name}" for rank in range(2)]]
+
+
 def test_a_linked_script_finds_its_folder(quick: Mpi, tmp_path: Path) -> None:
     link = tmp_path / "link.py"
     link.symlink_to(PROGRAMS / "observe.py")

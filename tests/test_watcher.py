@@ -64,7 +64,7 @@ CONFIG = AgentConfig("rank 1 on n0", False, None, list, False, 60.0, has_own_gro
 RAISED = Report(1, "n0", ReportKind.ERROR, "seven", 3)
 LOST = RAISED._replace(kind=ReportKind.SECONDARY, cause="connection closed by peer")
 JOINS = events.FromRank(RegisterRank(member(1), "127.0.0.1", 1, "token"))
-END_OF_OUTPUT = events.OutputFinished(is_lost=False, log_lost=False)
+END_OF_OUTPUT = events.OutputFinished(is_lost=False)
 GRACE_S = member(1).grace_s
 
 

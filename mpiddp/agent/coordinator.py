@@ -23,6 +23,7 @@ from ..failure.root_cause import (
     truncate_report,
 )
 from ..ipc.channel import Unreadable
+from ..output.index import RankEnd
 from ..systems.statuses import EXIT_STALLED
 from ..where.protocol import Sample, SnapshotRequest, ThreadsReply
 from . import events, protocol
@@ -224,7 +225,8 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
         self._deputy: Peer | None = None  # which reports the loss of this process
         self._aborting: Peer | None = None  # whose rank can end the job by MPI_Abort, which cuts short others' own end
         self._failed_first = root_cause.NOBODY  # the rank that the report names
-        self._log_lost: set[int] = set()  # ranks whose logs are incomplete
+        self._ends: dict[int, RankEnd] = {}  # of the ranks that have ended
+        self._completes_index = False  # of the logs: the last thing before the agents end
         self._quiet_until_s = began_s  # not to print for each rank that a SIGINT has not ended
         self._awaits_stop = False  # that nothing stops before the script's first should_stop() is printed
         self._times_out = False  # --exit-timeout is over; a snapshot is being taken
@@ -264,6 +266,8 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
                 if self._times_out:
                     self._time_out()
                 self._report_ignored_interrupt()
+            case events.IndexCompleted(error):
+                self._end_agents(error)
             case events.Due(timer):
                 self._on_due(timer)
             case _:
@@ -299,7 +303,7 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
                 self._end_agents_if_ended()
             case "end":
                 self._must_cancel = True  # for ranks on nodes that cannot be reached
-                self._end_agents()
+                self._complete_index()
 
     def _send(self, peer: Peer, message: CoordinatorToAgent) -> None:
         self._do(events.ToPeer(peer.link, message))
@@ -363,12 +367,12 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
                 self._do(*self._finished.add(peer.rank, message, self._now_s),
                          *self._deadlock_checks.begin(self._now_s, MIN_DEADLOCK_CHECK_S))
                 self._release_if_finished()
-            case protocol.RankEnded(status, can_abort, log_lost):
+            case protocol.RankEnded(status, can_abort, log_lost, last_line):
                 self.peers.mark_ended(peer)
                 if can_abort and (self._aborting is None or peer.rank == self._failed_first):
                     self._aborting = peer
-                if log_lost:
-                    self._log_lost.add(peer.rank)
+                own_status = self.phase.status if can_abort and isinstance(self.phase, Ending) else status
+                self._ends[peer.rank] = RankEnd(own_status, log_lost, last_line)
                 self._status = max(self._status, status)
                 self._end_agents_if_ended()
             case protocol.ReasonPrinted():
@@ -519,21 +523,32 @@ class Coordinator(StateMachine[Phase, events.CoordinatorAction]):
             return
         is_in_order = isinstance(self.phase, Running) and len(self.peers.by_rank) == self._own.world_size
         if is_in_order or isinstance(self.phase, Ending):
-            self._end_agents()
+            self._complete_index()
 
-    def _report_lost_logs(self) -> None:
-        """Print which ranks' logs are incomplete, if any."""
-        if self._log_lost and self._own is not None:
-            words = f"rank{'s' * (len(self._log_lost) > 1)} {format_ranges(sorted(self._log_lost))}"
-            index = self._own.log.ranks_file
+    def _complete_index(self) -> None:
+        """Have the index of the logs completed, if there is one, and then end the agents."""
+        path = self._own.log.ranks_file if self._own is not None else ""
+        if not path:
+            self._end_agents()
+        elif not self._completes_index:
+            self._completes_index = True
+            self._do(events.CompleteIndex(path, dict(self._ends), self._failed_first))
+
+    def _report_lost_logs(self, index: str) -> None:
+        """Print which ranks' logs are incomplete, if any; `index` is the path of their index, empty for none."""
+        if lost := sorted(rank for rank, end in self._ends.items() if end.log_lost >= 0):
+            words = f"rank{'s' * (len(lost) > 1)} {format_ranges(lost)}"
             where = f" (first lost byte of each in {index})" if index else ""
             self._do(events.PrintLine(f"mpiddp: logs are incomplete: {words}{where}"))
 
-    def _end_agents(self) -> None:
+    def _end_agents(self, index_error: str = "") -> None:
+        """End the agents; `index_error` says why there is no complete index of the logs, if there is one."""
+        if index_error:
+            self._do(events.PrintLine(index_error))
         status = self.phase.status if isinstance(self.phase, Ending) else self._status
         if isinstance(self.phase, Running):
             self._do(CoordinatorCommand.NOTE_END_IN_ORDER)
-            self._report_lost_logs()
+            self._report_lost_logs(self._own.log.ranks_file if self._own is not None and not index_error else "")
         if self._enter(Over(status)):
             if self._must_cancel:
                 self._do(CoordinatorCommand.CANCEL_STEP)

@@ -25,6 +25,7 @@ from ..failure.report import format_error_file, print_failure
 from ..ipc.authentication import AuthListener, enable_keepalive
 from ..ipc.channel import Channel, Codec, Unreadable, listen
 from ..ipc.event_loop import EventLoop
+from ..output.index import complete_index
 from ..where import progress
 from ..where.protocol import Sample, SnapshotReply, SnapshotRequest, ThreadsReply, ThreadsRequest
 from ..where.registry import JobEndpoint, find_job_number, remove_endpoint, remove_file, write_endpoint
@@ -33,7 +34,7 @@ from .coordinator import Coordinator
 from .events import CoordinatorCommand
 from .process_cleanup import cancel_slurm_step, find_waiting_launcher
 from .tasks import Tasks
-from .timeouts import FINAL_FLUSH_TIMEOUT_S, SIGNAL_SPREAD_S, SNAPSHOT_TIMEOUT_S
+from .timeouts import FINAL_FLUSH_TIMEOUT_S, INDEX_TIMEOUT_S, SIGNAL_SPREAD_S, SNAPSHOT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from ..where.service import SnapshotService
@@ -173,6 +174,8 @@ class CoordinatorServer:
                 print_failure(reason, None, after_s)
                 if error_file:
                     self._tasks.write(error_file, format_error_file(reason, None, progress.step_count()))
+            case events.CompleteIndex():
+                self._complete_index(action)
             case CoordinatorCommand.NOTE_END_IN_ORDER:
                 if self._running_mark:
                     self._tasks.run(partial(remove_file, self._running_mark))
@@ -185,6 +188,12 @@ class CoordinatorServer:
                 self._request_snapshot(Requester.DEADLOCK_CHECK)
             case _:
                 assert_never(action)
+
+    def _complete_index(self, request: events.CompleteIndex) -> None:
+        done, path = "done", request.path
+        self._tasks.run(lambda: complete_index(path, request.ends, request.first) or done,
+                        lambda result: self.handle(events.IndexCompleted("" if result == done else result)),
+                        f"mpiddp: cannot write {path}: no response within {INDEX_TIMEOUT_S:g} s", INDEX_TIMEOUT_S)
 
     def _send(self, link: int, message: protocol.CoordinatorSends) -> None:
         if link == OWN_LINK and not isinstance(message, (SnapshotReply, ThreadsReply)):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..base.ranks import RankIdentity
 from ..failure.root_cause import JobActivity, Report, RootCause
 from ..ipc.channel import Unreadable
+from ..output.index import RankEnd
 from ..output.protocol import OutputRequest
 from ..where.protocol import SampleRequest, ThreadsRequest
 from . import protocol
@@ -81,10 +83,11 @@ class DescendantsGone(Record):
 
 
 class OutputFinished(Record):
-    """All output of the rank is forwarded; whether its stdout has lost some of it, and whether its log has."""
+    """All output of the rank is forwarded; whether its stdout has lost some of it, and the rest as in `RankEnded`."""
 
     is_lost: bool
-    log_lost: bool
+    log_lost: int = -1
+    last_line: str = ""
 
 
 class Signalled(Record):
@@ -175,13 +178,19 @@ class DeadlockChecked(Record):
     report: Report | None
 
 
+class IndexCompleted(Record):
+    """The index of the logs is complete, or could not be written: `error` is the line that says so, else empty."""
+
+    error: str = ""
+
+
 AgentEvent = (
     FromRank | FromCoordinator | RankClosed | RankGone | DescendantsGone | OutputFinished | Signalled | CoordinatorLost
     | StepDaemonGone | LauncherGone | Printed | Due
 )
 CoordinatorEvent = (
     PeerGreeted | FromPeer | PeerLost | OwnRankJoined | SnapshotTaken | StallChanged | OwnRankIdle
-    | DeadlockChecked | Due
+    | DeadlockChecked | IndexCompleted | Due
 )
 
 # Actions of both
@@ -289,6 +298,14 @@ class AgentCommand(enum.Enum):
 # Actions of the coordinator
 
 
+class CompleteIndex(Record):
+    """Write how ranks have ended to the index of the logs, `path`, and post `IndexCompleted`; `first` failed first."""
+
+    path: str
+    ends: Mapping[int, RankEnd]
+    first: int
+
+
 class CoordinatorCommand(enum.Enum):
     """An action of the coordinator that has no fields."""
 
@@ -331,5 +348,5 @@ AgentAction = (
     | SignalRank | KillGroup | Exit | AgentCommand
 )
 CoordinatorAction = (
-    SetTimer | PrintLine | PrintOwnReport | ToPeer | ToPeers | CloseConnection | CoordinatorCommand
+    SetTimer | PrintLine | PrintOwnReport | ToPeer | ToPeers | CloseConnection | CompleteIndex | CoordinatorCommand
 )

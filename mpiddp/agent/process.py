@@ -25,11 +25,9 @@ from ..discovery.process import WatchedProcess
 from ..failure.postmortem import extract_crash_stack
 from ..failure.report import format_error_file, print_failure
 from ..ipc.event_loop import EventLoop
-from ..output import index
 from ..output.forwarder import RankOutput
 from ..output.protocol import ForwardConfig, OutputConfigured, ShowText
 from ..output.writer import WriterThread
-from ..systems.statuses import wait_status_to_shell
 from ..where import progress
 from ..where.protocol import END, InspectFds, SampleRequest, ThreadsRequest
 from . import events, protocol
@@ -244,7 +242,8 @@ class Agent:
 
     def _finish_output(self) -> None:
         def report() -> None:
-            self.post(events.OutputFinished(self._output.has_lost_output, self._output.lost_from >= 0))
+            output = self._output
+            self.post(events.OutputFinished(output.has_lost_output, output.lost_from, output.last_line))
 
         if self._wait_status is None:  # the rank waits for `Abort`
             self._output.flush(report, OUTPUT_TIMEOUT_S)
@@ -277,7 +276,6 @@ class Agent:
             self._tasks.write(member.error_file, record)
         if rank is not None:
             self._output.log_text(text)
-            self._tasks.run(partial(index.update_record, member.log, is_first=True))
         self.post(events.Printed())
 
     def _carry_out_request(self, request: events.RankRequest) -> None:
@@ -347,9 +345,6 @@ class Agent:
         self.status = status
         if self._connections.server is not None:
             self._connections.server.close()
-        if self._watcher.member is not None and self._watcher.member.log.ranks_file:
-            own = None if self._wait_status is None else wait_status_to_shell(self._wait_status)
-            self._tasks.run(partial(index.update_record, self._watcher.member.log, own, overwrite=False))
         self._tasks.finish(FINAL_TASKS_TIMEOUT_S)
         self._lines.wait(FINAL_TASKS_TIMEOUT_S)
         # Else only mpiexec can end the others: those that have not joined, or that cannot be reached.

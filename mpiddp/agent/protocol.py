@@ -220,12 +220,14 @@ class ReasonPrinted(NamedTuple):
 class RankEnded(NamedTuple):
     """The rank and all that it started have ended: the rank with this status.
 
-    `can_abort`: the rank itself is still there, and waits for `Abort`. `log_lost`: its log is incomplete.
+    `can_abort`: the rank itself is still there, and waits for `Abort`. `log_lost` is the first byte that its log has
+    lost, -1 for none, and `last_line` the last one in it.
     """
 
     status: int
     can_abort: bool = False
-    log_lost: bool = False
+    log_lost: int = -1
+    last_line: str = ""
 
 
 # The coordinator to an agent

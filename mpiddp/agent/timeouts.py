@@ -28,6 +28,7 @@ LOST_LAUNCHER_TIMEOUT_S = 1.0  # for the rank to end by the signal that has ende
 LOST_COORDINATOR_TIMEOUT_S = 2.0  # for the launcher to end a job that has lost rank 0's agent
 DEPUTY_TIMEOUT_S = 20.0  # for the deputy to end, whose connection may be lost later: until an agent reports that itself
 JOB_OVER_TIMEOUT_S = 5.0  # after all ranks should have ended, until an agent ends without the others
+INDEX_TIMEOUT_S = 1.0  # for the file system to take the index of the logs, when all ranks have ended
 ABORT_WAIT_S = 30.0  # after the grace, for a rank that can end the job by MPI_Abort: until all others have ended
 ABORT_TIMEOUT_S = 2.0  # for a launcher to end the agents after MPI_Abort, which a rank calls within its grace
 TASK_TIMEOUT_S = 5.0  # for a file system or a command

@@ -139,8 +139,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 self._on_rank_gone(event)
             case events.DescendantsGone():
                 self._finish_output(wait_status_to_shell(self._wait_status))
-            case events.OutputFinished(is_lost, log_lost):
-                self._on_output_finished(is_lost, log_lost)
+            case events.OutputFinished():
+                self._on_output_finished(event)
             case events.Signalled(number, unasked):
                 self._on_signal(number, unasked)
             case events.CoordinatorLost(error):
@@ -415,12 +415,12 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
         self._rank_status = status
         self._do(AgentCommand.FINISH_OUTPUT)
 
-    def _on_output_finished(self, is_lost: bool, log_lost: bool) -> None:
+    def _on_output_finished(self, event: events.OutputFinished) -> None:
         """Tell the coordinator that the rank has ended; without one, or once the job is over, this agent ends, too."""
         if self._rank_status is None:
             return
         self._is_forwarded = True
-        self._rank_status = self._rank_status or (EXIT_OUTPUT_LOST if is_lost else 0)
+        self._rank_status = self._rank_status or (EXIT_OUTPUT_LOST if event.is_lost else 0)
         match self.phase:
             case Ending(status, over) if (self._is_alone and not self._loss_error) or (over and not over.aborts):
                 self._exit(status)
@@ -430,7 +430,8 @@ class Watcher(StateMachine[Phase, events.AgentAction]):
                 pass  # until "job over"
             case _:
                 can_abort = self._rank is RankState.CAN_ABORT
-                self._do(events.ToCoordinator(protocol.RankEnded(self._rank_status, can_abort, log_lost)))
+                self._do(events.ToCoordinator(protocol.RankEnded(
+                    self._rank_status, can_abort, event.log_lost, event.last_line)))
 
     def _exit(self, status: int) -> None:
         self._enter(Over())

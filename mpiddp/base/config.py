@@ -59,6 +59,12 @@ class Script(NamedTuple):
         """Whether the program is at a path."""
         return not (self.is_module or self.is_code)
 
+    @property
+    def command(self) -> str:
+        """What follows `python` in its command line; of code, only `-c`."""
+        words = ["-c"] if self.is_code else ["-m", self.target] if self.is_module else [self.target]
+        return " ".join([*words, *self.arguments])
+
 
 class LocalStart(NamedTuple):
     """The ranks to start on this machine, and the arguments of each: options, script and the script's own."""

@@ -296,10 +296,13 @@ def read_stat(pid: int) -> tuple[str, list[str]]:
 
 
 @contextlib.contextmanager
-def replace_file(path: str, part: str) -> Iterator[BinaryIO]:
-    """Yield a new file, `part`, that replaces `path` atomically at the end of the block, or is removed on an error."""
+def replace_file(path: str, part: str, job_folder: bool = False) -> Iterator[BinaryIO]:
+    """Yield a new file, `part`, that replaces `path` atomically at the end of the block, or is removed on an error.
+
+    See open_for_writing() for `job_folder`.
+    """
     try:
-        with open(open_for_writing(part), "wb") as file:
+        with open(open_for_writing(part, job_folder=job_folder), "wb") as file:
             yield file
         os.replace(part, path)
     except BaseException:

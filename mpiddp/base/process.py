@@ -28,15 +28,18 @@ def redirect_to_devnull(*descriptors: int) -> None:
     os.close(devnull)
 
 
-def set_process_title(title: str) -> None:
-    """Show a title in the place of the command in `ps` and `top`; it is cut to the same length.
+def set_process_title(title: str, name: str = "") -> None:
+    """Show a title in the place of the command in `ps` and `nvidia-smi`; it is cut to the same length.
 
-    The environment in /proc stays (setproctitle's SPT_NOENV). The import takes some milliseconds. The name in
-    /proc/PID/stat has no space: Slurm's proctrack/linuxproc, which reads that with scanf(), would send no signals to
-    what this process has started.
+    The environment in /proc stays (setproctitle's SPT_NOENV). The import takes some milliseconds. `name`, which `top`
+    and `pkill` see, is the title by default. It has no space: Slurm's proctrack/linuxproc, which reads /proc/PID/stat
+    with scanf(), would send no signals to what this process has started.
     """
+    is_set = "SPT_NOENV" in os.environ
     os.environ["SPT_NOENV"] = "1"
     from setproctitle import setproctitle, setthreadtitle
 
     setproctitle(title)
-    setthreadtitle(title.replace(" ", ""))
+    setthreadtitle((name or title).replace(" ", ""))
+    if not is_set:
+        del os.environ["SPT_NOENV"]  # the first call has read it

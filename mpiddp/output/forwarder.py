@@ -64,6 +64,11 @@ class RankOutput:
         return self._log.lost_from
 
     @property
+    def last_line(self) -> str:
+        """The last line of the output that is in the log and not empty; empty without a log."""
+        return self._log.last_line
+
+    @property
     def has_lost_output(self) -> bool:
         """Whether stdout has lost some output."""
         return self._has_given_up or self._terminal.has_lost_output

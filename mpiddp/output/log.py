@@ -1,4 +1,4 @@
-"""The log of a rank's output, and its record in the index."""
+"""The log of a rank's output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..base.files import open_for_writing
 from ..base.ranks import LogPlan
 from ..base.stderr import write_some
 from ..ipc.event_loop import EventLoop
-from .index import TAIL_BYTES, update_record
+from .index import TAIL_BYTES, find_last_line
 from .writer import WriterThread, report_loss
 
 MAX_EARLY_BYTES = 2**16  # of output that comes before it is known whether there is a log
@@ -22,8 +22,8 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class RankLog:
     """The log of the rank called `rank_name`.
 
-    Output that cannot be written, as on a full disk, is lost. This is reported once per node; the index records it for
-    each rank. Later writes are retried, in a newly opened file, after a line with the number of missing bytes.
+    Output that cannot be written, as on a full disk, is lost. This is reported once per node. Later writes are retried,
+    in a newly opened file, after a line with the number of missing bytes.
     """
 
     def __init__(self, plan: LogPlan, rank_name: str) -> None:
@@ -47,9 +47,13 @@ class RankLog:
         self._write_all(b"\n" * (not self._ends_line) + text.rstrip("\n").encode(errors="replace") + b"\n")
 
     def close(self) -> None:
-        """Close the file and update the index; later writes reopen the file."""
+        """Close the file; later writes reopen it."""
         self._close()
-        update_record(self._plan, lost=self.lost_from if self.lost_from >= 0 else None, tail=self._tail)
+
+    @property
+    def last_line(self) -> str:
+        """The last line of the rank's output that is not empty."""
+        return find_last_line(self._tail)
 
     def _write_all(self, data: bytes) -> None:
         note = format_missing(self._missing) if self._missing else b""
@@ -96,11 +100,10 @@ class RankLog:
                 self._report_loss(error, self._opened_at)
 
     def _report_loss(self, error: OSError, position: int) -> None:
-        """Report the first loss of output, at a position, and record it in the index."""
+        """Report the first loss of output, at a position."""
         if self.lost_from >= 0:
             return
         self.lost_from = position
-        update_record(self._plan, lost=position)
         if self._can_report():
             hint = f"; lost output of all ranks: {self._plan.ranks_file}" if self._plan.ranks_file else ""
             report_loss(self._rank_name, self._plan.path, error, position, hint)
@@ -155,6 +158,11 @@ class LogWriter:
         """The position of the first byte that the log has lost so far, -1 for none."""
         return self._log.lost_from if self._log is not None else -1
 
+    @property
+    def last_line(self) -> str:
+        """The last line of the output that is in the log and not empty."""
+        return self._log.last_line if self._log is not None else ""
+
     def write(self, data: bytes) -> None:
         """Write output of the rank."""
         if self._log is not None:
@@ -177,7 +185,7 @@ class LogWriter:
             then()
 
     def close(self, then: Callable[[], object]) -> None:
-        """Close the log and update the index; call `then` when that is done."""
+        """Close the log; call `then` when that is done."""
         if self._log is not None:
             self._thread.submit(self._log.close)
         self.flush(then)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..base import timeline
 from ..base.config import RESTART_VARIABLE, STEPS_SUFFIX, LaunchConfig, Script
 from ..base.errors import LocalLaunchError
-from ..base.files import write_file
+from ..base.files import read_text, write_file
+from ..base.process import set_process_title
 from ..base.stderr import warn, write_line
 from ..base.termination import hard_exit
 from ..bootstrap.refusal import format_refusal, refuse_alone
@@ -183,6 +184,8 @@ def prepare_stop(config: LaunchConfig, started_by: LaunchFacts | None) -> Stop |
 def run_script(job: RunningJob, config: LaunchConfig) -> int:
     """Run the script and return its exit status; end the job on all ranks if it fails."""
     assert config.script is not None
+    title = f"rank {job.membership.environment.rank}: {config.script.command}"  # not longer than `python -m mpiddp` ...
+    set_process_title(title, read_text("/proc/self/comm").strip())
     job.membership.groups.adopt_calls()
     hook_exec(functools.partial(leave_before_exec, job))
     protect_workers()

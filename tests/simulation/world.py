@@ -550,7 +550,7 @@ class Agent:
                 world.signal_agents(0.1, signal.SIGKILL)
             case events.AgentCommand.FINISH_OUTPUT:
                 after_s = world.random.choice([0.0001, 0.3])
-                world.schedule(after_s, self.post, events.OutputFinished(is_lost=False, log_lost=False))
+                world.schedule(after_s, self.post, events.OutputFinished(is_lost=False))
             case events.AgentCommand.END_DESCENDANTS:
                 after_s = world.random.choice([0.01, DESCENDANTS_TIMEOUT_S])
                 world.schedule(after_s, self.post, events.DescendantsGone())
