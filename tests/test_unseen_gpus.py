@@ -99,6 +99,7 @@ def test_a_gpu_that_a_cgroup_denies_is_another_jobs(machine: Path, monkeypatch: 
     ({"ROCR_VISIBLE_DEVICES": "4,5"}, "ROCR_VISIBLE_DEVICES=4,5"),
     ({"CUDA_VISIBLE_DEVICES": "-1"}, ""),  # as Flux sets it for no GPU
     ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, ""),  # as Slurm does
+    ({"CUDA_VISIBLE_DEVICES": "10000"}, ""),  # as HTCondor does
     ({**TWO, "CUDA_VISIBLE_DEVICES": ""}, ""),  # as a user does who wants none
     ({**TWO, "HIP_VISIBLE_DEVICES": "-1"}, ""),
 ])

@@ -142,9 +142,12 @@ def describe_hidden_gpus(environ: Mapping[str, str]) -> str:
 
 
 def is_gpu_list(value: str) -> bool:
-    """Return whether a list of visible GPUs names any; an empty one, "-1" and Slurm's "NoDevFiles" name none."""
+    """Return whether a list of visible GPUs names any.
+
+    An empty one, "-1", Slurm's "NoDevFiles" and HTCondor's "10000" name none.
+    """
     first = value.split(",")[0].strip()
-    return first.isdecimal() or first.startswith(("GPU-", "MIG-"))
+    return (first.isdecimal() and first != "10000") or first.startswith(("GPU-", "MIG-"))
 
 
 def list_openable_gpus() -> dict[str, list[str]]:

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import Cluster
-from tests.cluster.cluster import NODES
+from tests.cluster.cluster import NODES, ip, namespace
 from tests.cluster.impair import end_daemon
 from tests.cluster.ssh import UID, WORK, Ssh, end_users_processes, missing_components, signal_launcher
 from tests.faults.matrix import CAUSES, FAULT, STATUSES
-from tests.messages import find
+from tests.messages import find, message
 from tests.processes import PATIENCE, end_tree
 from tests.support import EACH_MPI, EXAMPLES, VENVS, Mpi, check, check_hello, need, torch_of_jobs
 
@@ -33,6 +33,7 @@ LINES = {
 SLOTS = (2, 2, 2)
 WAITS = "import time; print(end='x', file=open('began', 'a')); time.sleep(600)"
 OUTPUT = WORK / "output"
+LOSS_S = 120  # for a job to end after a node is lost
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,6 @@ def exports(mpi: Mpi) -> str:
     return f"export PATH={VENVS}/{mpi.name}/bin:$PATH PYTHONPATH={torch};"
 
 
-@pytest.mark.thorough("test_hosts_of_a_file, with a program of ours in ssh's place")
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_uneven_ranks_on_three_nodes(ssh: Ssh, mpi: Mpi) -> None:
     slots = (1, 3, 2)
@@ -125,6 +125,21 @@ def test_a_launcher_that_is_signalled(ssh: Ssh, mpi: Mpi, number: signal.Signals
         assert running.wait(PATIENCE * 60)
     assert len(find("launch/outside_signal", OUTPUT.read_text())) <= 1
     assert "mpiddp: failed" not in OUTPUT.read_text()
+
+
+@pytest.mark.thorough("test_network's node that is cut off, under srun")
+@pytest.mark.parametrize("mpi", EACH_MPI)
+def test_a_node_that_is_cut_off(ssh: Ssh, mpi: Mpi) -> None:
+    """It takes 80 to 100 seconds, until TCP gives up: 60 for the agents, the rest for the launcher."""
+    link = "-n", namespace("node3"), "link", "set", "eth0"
+    with waiting_job(ssh, mpi) as running:
+        try:
+            ip(*link, "down")
+            assert running.wait(PATIENCE * LOSS_S)
+        finally:
+            ip(*link, "up")
+    (report,) = find("launch/failed_rank", OUTPUT.read_text(), host="node3")
+    assert report["cause"].startswith(message("launch/node_unreachable", error="").partition(" (")[0])
 
 
 @pytest.mark.thorough("the same on one node, and under srun")
