@@ -212,8 +212,14 @@ def test_a_rank_that_never_comes_is_not_waited_for_beyond_the_deadline(mpi: Mpi)
 def test_pytest_in_ranks(quick: Mpi, tmp_path: Path) -> None:
     (tests := tmp_path / "test_it.py").write_text(
         "import torch.distributed as dist\ndef test_it():\n    assert dist.get_world_size() == 2\n")
-    done = check(mpiexec(quick, 2, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests))
+    pytest_here = "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", tests
+    done = check(mpiexec(quick, 2, *pytest_here))
     assert done.stdout.count("1 passed") == 2
+    tests.write_text("import torch.distributed as dist\ndef test_it():\n    assert dist.get_rank() == 0\n"
+                     "    dist.barrier()\ndef test_more():\n    dist.barrier()\n")
+    done = check(mpiexec(quick, 2, *pytest_here), 1)
+    assert "assert 1 == 0" in done.stdout
+    assert "rank 1 on" in done.stderr
 
 
 def test_tests_that_use_a_group(quick: Mpi, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ RUN_BY = {
         "tests/benchmarks/test_benchmarks.py::test_questions", "tests.benchmarks.questions"),
     **dict.fromkeys(("python -m mpiddp.doctor --site site.toml", "python -m mpiddp.doctor --site FILE"), (
         "tests/test_site_profile.py::test_the_profiles_of_centres_are_right", '"--site", ')),
-    "mpiexec -n 2 python -m mpiddp -m pytest tests": ("tests/test_api.py::test_pytest_in_ranks", '"-m", "pytest"'),
+    "mpiexec -n 2 python -m mpiddp -m pytest -x tests": ("tests/test_api.py::test_pytest_in_ranks", '"-m", "pytest"'),
     "python -m tests.cpython": ("tests/cpython/test_cpython.py::test_the_command", '"tests.cpython"'),
     "python -m tests.scripts": ("tests/scripts/test_scripts.py::test_the_command", '"tests.scripts"'),
     "python -m tests.benchmarks.checking": (

@@ -95,7 +95,9 @@ def test_ranks_that_have_trained_alone_for_a_moment_are_told_at_the_end(quick: M
     ("import torch", False, False), ("import lightning", True, False), ("import accelerate", True, False),
     ("import transformers", True, False), ("print(os.environ['RANK'])", True, True), ("import deepspeed", True, True),
     ("import torch.distributed as dist", True, True),
-    ("print(os.environ['LOCAL_WORLD_SIZE'])", False, False),
+    ("print(os.environ['LOCAL_WORLD_SIZE'])", False, False), ("print(trainer.global_rank)", False, False),
+    ("lora(model, rank=4)", False, False), ("lora_rank = args.lora_rank", False, False),
+    ("rank = int(os.environ[name])", True, True), ("rank == 0 and save()", True, True),
 ])
 def test_what_a_script_may_know(
     monkeypatch: pytest.MonkeyPatch, code: str, at_end: bool, in_training: bool

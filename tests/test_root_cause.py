@@ -400,6 +400,9 @@ def test_the_block_names_all_there_is() -> None:
         *message("launch/failure_report", rank=5, host="n2", cause=cause, where=crash.where, ranks=6, local_rank=1,
                  device="cuda:1", pid=77, seconds=12.3, status=139).splitlines(),
         f"  others   {TWO_LOST}", "  log      /logs/rank-00005.n2.log"]
+    pool = crash._replace(cause="BrokenProcessPool: A process in the process pool was terminated abruptly", signal="")
+    (advice,) = [line for line in format_failure(RootCause(pool), who, 1.0).splitlines() if line.startswith("  do")]
+    assert 'if __name__ == "__main__":' in advice and "DataLoader" not in advice
     report = format_failure(RootCause(crash), who, 1.0, 512)
     assert report.splitlines()[-1] == message("launch/log_incomplete", log="/logs/rank-00005.n2.log", byte=512)
 

@@ -17,7 +17,9 @@ from typing import NamedTuple
 from ..base.config import Script
 
 # A script with one of these words reads its rank, or uses a library that does.
-RANK_WORDS = (b"rank", b"procid", b"mpi4py", b"mpiddp", b"deepspeed", b"horovod", b"torch.distributed")
+# Regular expressions. A property of Lightning's Trainer, a matrix's rank and a fixed number tell a rank nothing.
+RANK_WORDS = (rb"(?<!\.global_)(?<!low_)(?<!lora_)(?<!matrix_)rank(?!\s*=\s*\d)", b"procid", b"mpi4py", b"mpiddp",
+              b"deepspeed", b"horovod", rb"torch\.distributed")
 # These libraries use torch's group before the first step if they know of other ranks.
 GROUP_WORDS = (b"accelerat", b"lightning", b"transformers")
 # torch.distributed.launch's option for a script's local rank, in the code that parses it.
@@ -154,7 +156,7 @@ def has_rank_words(script: Script, has_trained: bool) -> bool:
 
     `has_trained`: it has made steps without the group. How many ranks there are does not tell a rank which one it is.
     """
-    return has_match(script, b"|".join(map(re.escape, RANK_WORDS if has_trained else RANK_WORDS + GROUP_WORDS)))
+    return has_match(script, b"|".join(RANK_WORDS if has_trained else RANK_WORDS + GROUP_WORDS))
 
 
 def has_match(script: Script, pattern: bytes) -> bool:

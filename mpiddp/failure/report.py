@@ -12,8 +12,11 @@ from ..base.stderr import write_line
 from ..base.text import memory_advice
 from .root_cause import NOBODY, ReportKind, RootCause
 
-KILLED_WORDS = (  # of a rank, a worker of a DataLoader, of torch.multiprocessing.spawn(), of concurrent.futures
-    "killed by SIGKILL", "is killed by signal: Killed", "terminated with signal SIGKILL", "terminated abruptly")
+KILLED_WORDS = (  # of a rank, a worker of a DataLoader, of torch.multiprocessing.spawn()
+    "killed by SIGKILL", "is killed by signal: Killed", "terminated with signal SIGKILL")
+POOL_ERROR = "BrokenProcessPool: "  # of concurrent.futures, which does not say how its worker has ended
+POOL_ADVICE = ("find out how a worker of the pool ended: it exited, crashed or was killed (a lack of memory), "
+               'or it was spawned by a script without `if __name__ == "__main__":`')
 PROMPT_ERRORS = ("BdbQuit", "EOFError: EOF when reading a line")  # of pdb and input() at the end of stdin
 PROMPT_ADVICE = "and only rank 0 has the terminal: use `if dist.get_rank() == 0: breakpoint()`"
 
@@ -42,6 +45,8 @@ def format_failure(root_cause: RootCause, rank: RankIdentity | None, after_s: fl
         rows.append(("rank", f"{place}, {rank.device}, pid {rank.pid}"))
     if first.signal == "SIGKILL" or any(words in first.cause for words in KILLED_WORDS):
         rows.append(("do", (rank.memory_advice if rank else "") or memory_advice()))
+    if first.cause.startswith(POOL_ERROR):
+        rows.append(("do", POOL_ADVICE))
     if first.cause.startswith(PROMPT_ERRORS) and first.rank > 0:
         rows.append(("do", f"rank {first.rank} was at a prompt, {PROMPT_ADVICE}"))
     if first.cause.startswith("ModuleNotFoundError: "):
