@@ -29,21 +29,22 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .agent.client import NoAgent
 from .agent.start import fork_rank
 from .base import timeline
+from .base.communicator import Communicator
 from .base.config import RESTART_VARIABLE, LaunchConfig
 from .base.errors import LaunchError, LocalLaunchError
-from .base.stderr import warn
-from .base.termination import abort, flush, flush_and_wait, needs_exit_functions, skip_exit_functions
+from .base.stderr import warn, write_line
+from .base.termination import flush, flush_and_wait, needs_exit_functions, skip_exit_functions
 from .bootstrap import site
 from .bootstrap.mpi_init import initialise_mpi
 from .bootstrap.prepare import bind_cores, collect_ready_facts, import_torch, set_torch_env
 from .bootstrap.probe import AddressProber
 from .bootstrap.rank0 import BootstrapHost
-from .bootstrap.refusal import refuse, refuse_alone, refusing_early
+from .bootstrap.refusal import format_refusal, refuse, refuse_alone, refusing_early
 from .bootstrap.rollcall import Rendezvous, await_all
 from .discovery import launchers, runtime
 from .discovery.host import collect_host_facts
@@ -65,16 +66,27 @@ if TYPE_CHECKING:
     from .runner.stop import Stop
 
 Program = Callable[[RunningJob, LaunchConfig], int]  # returns the exit status of a rank
+Connect = Callable[[LaunchConfig, "launchers.LaunchFacts | None", "AgentClient | NoAgent"], Communicator]
 job: RunningJob | None = None  # which `launch` started in this process
 
 
-def launch(config: LaunchConfig, program: Program = run_script) -> int:
+def connect_by_mpi(
+    config: LaunchConfig, started_by: launchers.LaunchFacts | None, agent: AgentClient | NoAgent
+) -> Communicator:
+    """Initialise MPI, and return the communicator of all ranks; raise LaunchError."""
+    MPI = initialise_mpi(config, started_by, agent)
+    from .bootstrap.mpi_communicator import MpiCommunicator  # which loads MPI
+
+    return MpiCommunicator(MPI.COMM_WORLD)
+
+
+def launch(config: LaunchConfig, program: Program = run_script, connect: Connect = connect_by_mpi) -> int:
     """Start this rank, run the script in it, or another program, and return the exit status."""
     global job
     if not config.agent:
         return run_without_agent(config)
     try:
-        job = start(config)
+        job = start(config, connect)
     except LaunchError:  # it is printed
         return EXIT_CANNOT_START
     assert job.termination
@@ -96,7 +108,7 @@ def launch(config: LaunchConfig, program: Program = run_script) -> int:
         raise
 
 
-def start(config: LaunchConfig) -> RunningJob:
+def start(config: LaunchConfig, connect: Connect) -> RunningJob:
     """Start this rank, up to the script; raise LaunchError, which is printed already, if the job cannot start."""
     timeline.begin_stage("agent")
     prepare_process(config)
@@ -105,10 +117,10 @@ def start(config: LaunchConfig) -> RunningJob:
     stop = prepare_stop(config, started_by)
     with refusing_early(agent), signals.signals_held() if stop else contextlib.nullcontext():
         check_started_once()
-        MPI = initialise_mpi(config, started_by, agent)  # 2
+        comm = connect(config, started_by, agent)  # 2
         signals.restore_dispositions()
-    with refusing(MPI, agent):
-        membership = meet(MPI.COMM_WORLD, config, agent, stop)  # 3 to 7
+    with refusing(comm, agent):
+        membership = meet(comm, config, agent, stop)  # 3 to 7
     if not needs_exit_functions(os.environ):
         skip_exit_functions()
     started = connect_agents(membership, config, agent, stop, started_by)  # 8
@@ -144,7 +156,7 @@ def prepare_process(config: LaunchConfig) -> None:
 
 
 def meet(
-    comm: MPI.Comm, config: LaunchConfig, agent: AgentClient | None = None, stop: Stop | None = None
+    comm: Communicator, config: LaunchConfig, agent: AgentClient | None = None, stop: Stop | None = None
 ) -> Membership:
     """Bring the ranks of a communicator together as a job, still without a process group. Collective.
 
@@ -233,27 +245,29 @@ def reporting(termination: Termination) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refusing(MPI: Any, agent: AgentClient | NoAgent) -> Iterator[None]:
+def refusing(comm: Communicator, agent: AgentClient | NoAgent) -> Iterator[None]:
     """Run the start after MPI_Init in this block; if it fails, print the reason once, and end the job on all ranks."""
     try:
         yield
     except LocalLaunchError as error:
         agent.report_locally_handled()
-        refuse_alone(error)
+        write_line(format_refusal(error))
+        flush_and_wait()
+        comm.abort(EXIT_CANNOT_START)
     except LaunchError as error:
         agent.report_locally_handled()
-        refuse(MPI.COMM_WORLD, error)
-        MPI.Finalize()
+        refuse(comm, error)
+        comm.finalize()
         agent.close()
         raise
     except KeyboardInterrupt:  # from the user, or from an MPICH launcher that ends the ranks of a job
         agent.report_locally_handled()
-        abort(MPI, EXIT_INTERRUPTED, reason_printed=False)
+        comm.abort(EXIT_INTERRUPTED, reason_printed=False)
     except Exception as error:
         agent.report_locally_handled()
         exception.print_exception(error)
         flush_and_wait()
-        abort(MPI, exception.find_script_status(error))
+        comm.abort(exception.find_script_status(error))
 
 
 def run_without_agent(config: LaunchConfig) -> int:
@@ -267,9 +281,9 @@ def run_without_agent(config: LaunchConfig) -> int:
     agent, stop = NoAgent(), prepare_stop(config, started_by)
     try:
         with refusing_early(agent):
-            MPI = initialise_mpi(config, started_by, agent)
-        with refusing(MPI, agent):
-            started = RunningJob(meet(MPI.COMM_WORLD, config, stop=stop), stop=stop)
+            comm = connect_by_mpi(config, started_by, agent)
+        with refusing(comm, agent):
+            started = RunningJob(meet(comm, config, stop=stop), stop=stop)
             started.membership.use_device()
             if config.init:
                 started.membership.create_group(config.group_timeout, started.refuse_alone)
@@ -281,9 +295,9 @@ def run_without_agent(config: LaunchConfig) -> int:
         """Leave the job as the last of the atexit functions, or abort it."""
         if started.failure is not None and (status := exception.find_script_status(started.failure)):
             flush_and_wait()
-            abort(MPI, status)
+            comm.abort(status)
         started.leave_over_mpi(config.exit_timeout_s)
-        MPI.Finalize()
+        comm.finalize()
 
     atexit.register(end)
     started.membership.groups.adopt_calls()
@@ -315,8 +329,11 @@ def join(comm: MPI.Comm, config: LaunchConfig, stop: Stop | None = None) -> Runn
 
     Raises LaunchError, the same on every rank, or LocalLaunchError.
     """
-    await_all(comm, config.startup_timeout_s, time.monotonic())
-    return RunningJob(meet(comm, config, stop=stop), stop=stop)
+    from .bootstrap.mpi_communicator import MpiCommunicator
+
+    ranks = MpiCommunicator(comm)
+    await_all(ranks, config.startup_timeout_s, time.monotonic())
+    return RunningJob(meet(ranks, config, stop=stop), stop=stop)
 
 
 def check_whole_world(comm: MPI.Comm) -> None:

@@ -462,6 +462,7 @@ LATE = r"""
 import threading, time
 from mpi4py import MPI
 from mpiddp.base.errors import LocalLaunchError
+from mpiddp.bootstrap.mpi_communicator import MpiCommunicator
 from mpiddp.bootstrap.rollcall import Rendezvous
 from mpiddp.staging.broadcast import broadcast, new_buffer
 from mpiddp.staging.manifest import File, plan_chunks
@@ -473,7 +474,8 @@ def read(chunk):
 
 begun, chunks = time.monotonic(), plan_chunks([File("/x", 2**25, 7, 0o644)], 2, {})
 try:
-    broadcast(Rendezvous(MPI.COMM_WORLD, 60, begun), chunks, begun + 3, read, lambda: None, lambda *_: None)
+    ranks = Rendezvous(MpiCommunicator(MPI.COMM_WORLD), 60, begun)
+    broadcast(ranks, chunks, begun + 3, read, lambda: None, lambda *_: None)
 except LocalLaunchError as error:
     print(f"{error.actual}\n", end="", flush=True)
 time.sleep(1)
@@ -491,6 +493,7 @@ import sys, time
 from pathlib import Path
 from mpi4py import MPI
 from mpiddp.base.config import LaunchConfig
+from mpiddp.bootstrap.mpi_communicator import MpiCommunicator
 from mpiddp.bootstrap.rollcall import Rendezvous
 from mpiddp.staging.access_trace import AccessTrace
 from mpiddp.staging.stage import NodeLeader
@@ -498,7 +501,7 @@ from mpiddp.staging.stage import NodeLeader
 rank, root, target = MPI.COMM_WORLD.rank, sys.argv[1], f"{sys.argv[2]}/{MPI.COMM_WORLD.rank}"
 known = AccessTrace(frozenset(str(path) for path in Path(root).rglob("*.py")) if rank == 0 else frozenset())
 config = LaunchConfig(stage=target, stage_keep=True)
-leader = NodeLeader(Rendezvous(MPI.COMM_WORLD, 60, time.monotonic()), (root,), config)
+leader = NodeLeader(Rendezvous(MpiCommunicator(MPI.COMM_WORLD), 60, time.monotonic()), (root,), config)
 used, outcome = leader.run(known, frozenset())
 print(f"{rank} {outcome.path.removeprefix(target)} {outcome.problem} {outcome.left_out}\n", end="", flush=True)
 """

@@ -17,9 +17,8 @@ from ..discovery.site_profile import load_site
 from ..systems.statuses import EXIT_CANNOT_START
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..agent.client import AgentClient, NoAgent
+    from ..base.communicator import Communicator
 
 SPEAKER_TIMEOUT_S = 2.0  # for rank 0 to print, before a launcher that sees another rank end suppresses its output
 
@@ -69,12 +68,12 @@ def refusing_early(agent: AgentClient | NoAgent) -> Iterator[None]:
         raise
 
 
-def refuse(comm: MPI.Comm, error: LaunchError) -> None:
+def refuse(comm: Communicator, error: LaunchError) -> None:
     """Print on rank 0 why the job cannot start; return when the launcher has had time to forward it. Collective."""
     if comm.rank == 0:
         write_line(format_refusal(error))
         time.sleep(LAUNCHER_FORWARDING_S)
-    printed = comm.Ibarrier()
+    printed = comm.start_barrier()
     with contextlib.suppress(TimeoutError):
         poll_until(lambda: printed.Test() or None, time.monotonic() + SPEAKER_TIMEOUT_S)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..base.communicator import Communicator, Request
 from ..base.errors import EndTimeoutError, LaunchError, LocalLaunchError
 from ..base.polling import poll_until
 from ..base.stderr import write_line
@@ -29,17 +30,16 @@ if TYPE_CHECKING:
 Facts = TypeVar("Facts")
 Plan = TypeVar("Plan")
 
-TAG = 1
 REMIND_AFTER_S, REMIND_END_AFTER_S = 10.0, 60.0
 MAX_STAGGER_S = 10  # at the deadline rank 0 reports first, rank 1 a second later, and so on up to this many seconds
 
 
-def await_all(comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
+def await_all(comm: Communicator, timeout_s: float, began_s: float) -> None:
     """Return when all ranks have called init_process_group(); raise LocalLaunchError at the timeout.
 
     The start began at `began_s`, on time.monotonic()'s clock.
     """
-    barrier = comm.Ibarrier()
+    barrier = comm.start_barrier()
     rank = f"rank {comm.rank} of {comm.size}"
     error = LocalLaunchError(
         "startup-timeout",
@@ -64,8 +64,8 @@ class Rendezvous:
     ranks' numbers in the job, if the communicator has only some of its ranks.
     """
 
-    def __init__(self, comm: MPI.Comm, timeout_s: float, began_s: float) -> None:
-        self.comm = comm.Dup()  # so that our messages never meet the caller's
+    def __init__(self, comm: Communicator, timeout_s: float, began_s: float) -> None:
+        self.ranks = comm.duplicate()  # so that our messages never meet the caller's
         self.rank, self.size = comm.rank, comm.size
         self.timeout_s = timeout_s
         self.hosts: Sequence[str] = ()
@@ -73,6 +73,14 @@ class Rendezvous:
         self._began_s = began_s
         self._deadline = began_s + timeout_s
         self._reductions: dict[str, tuple[MPI.Request, array.array[int], array.array[int]]] = {}  # by step of the end
+
+    @property
+    def comm(self) -> MPI.Comm:
+        """MPI's communicator."""
+        from .mpi_communicator import MpiCommunicator
+
+        assert isinstance(self.ranks, MpiCommunicator)
+        return self.ranks.comm
 
     @property
     def remaining_s(self) -> float:
@@ -96,7 +104,7 @@ class Rendezvous:
             begin_stage(f"plan: {stage}")
             result = self._plan_and_scatter(all_facts, plan)
         else:
-            request = self.comm.isend((facts, time.monotonic() - self._began_s), 0, TAG)
+            request = self.ranks.send((facts, time.monotonic() - self._began_s), 0)
             result = self._receive_plan()
             request.wait()  # it is received: rank 0 has answered
         if isinstance(result, LaunchError):
@@ -144,13 +152,13 @@ class Rendezvous:
 
     def close(self) -> None:
         """Free the communicator. Collective."""
-        self.comm.Free()
+        self.ranks.free()
 
     def _gather(self, stage: str, own: Facts) -> list[Facts]:
         facts = {0: own}
 
         def receive_facts() -> Collection[int]:
-            while len(facts) < self.size and (message := receive_message(self.comm, TAG)) is not None:
+            while len(facts) < self.size and (message := self.ranks.receive()) is not None:
                 rank, (facts[rank], waited_s) = message
                 self._deadline = min(self._deadline, time.monotonic() + self.timeout_s - waited_s)
             return () if len(facts) == self.size else range(self.size) - facts.keys()
@@ -167,13 +175,13 @@ class Rendezvous:
             results = plan(facts)
         except LaunchError as error:
             results = [error] * self.size
-        sent = [(rank, self.comm.issend(results[rank], rank, TAG)) for rank in range(1, self.size)]
+        sent = [(rank, self.ranks.send(results[rank], rank, until_received=True)) for rank in range(1, self.size)]
         self._await_ranks("receiving its plan", lambda: keep_undelivered(sent))
         return results[0]
 
     def _receive_plan(self) -> Any:
         deadline = self._deadline + min(self.rank, MAX_STAGGER_S)
-        _, result = poll_until(lambda: receive_message(self.comm, TAG, 0), deadline,
+        _, result = poll_until(lambda: self.ranks.receive(0), deadline,
                                lambda: self._timeout_error("the plan from rank 0"))
         return result
 
@@ -203,16 +211,7 @@ class Rendezvous:
         )
 
 
-def keep_undelivered(sent: list[tuple[int, MPI.Request]]) -> Collection[int]:
+def keep_undelivered(sent: list[tuple[int, Request]]) -> Collection[int]:
     """Remove the synchronous sends that are received from `sent`, and return the ranks of the others."""
     sent[:] = [(rank, request) for rank, request in sent if not request.Test()]
     return [rank for rank, _ in sent]
-
-
-def receive_message(comm: MPI.Comm, tag: int, source: int | None = None) -> tuple[int, Any] | None:
-    """Return the sender and the content of a message from a rank, or from any; None if none has come."""
-    from mpi4py import MPI
-
-    status = MPI.Status()
-    message = comm.improbe(MPI.ANY_SOURCE if source is None else source, tag, status)
-    return None if message is None else (status.source, message.recv())

@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..base.communicator import Request
 from ..base.polling import poll_until
-from ..bootstrap.rollcall import keep_undelivered, receive_message
+from ..bootstrap.mpi_communicator import receive_message
+from ..bootstrap.rollcall import keep_undelivered
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -63,7 +65,7 @@ class Ranks:
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm, self._number = comm, 0
-        self._sent: list[tuple[int, MPI.Request]] = []  # rank 0's answers, by rank, until they are received
+        self._sent: list[tuple[int, Request]] = []  # rank 0's answers, by rank, until they are received
         self.rank, self.size = comm.rank, comm.size
         self.can_meet = True
         self.out: frozenset[int] = frozenset()

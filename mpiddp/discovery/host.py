@@ -17,7 +17,7 @@ from .gpus import Gpu, describe_hidden_gpus, list_amd_gpus, list_nvidia_gpus, se
 from .script import ScriptFacts, read_script_facts
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from ..base.communicator import Communicator
 
 GIT_TIMEOUT_S = 5.0
 SHM_FOLDER = "/dev/shm"  # noqa: S108 (it is only read)
@@ -90,14 +90,14 @@ class HostFacts(NamedTuple):
     site_options: Mapping[str, str] = {}
 
 
-def collect_host_facts(comm: MPI.Comm, config: LaunchConfig, stop_in_s: float | None = None) -> HostFacts:
+def collect_host_facts(comm: Communicator, config: LaunchConfig, stop_in_s: float | None = None) -> HostFacts:
     """Return the facts of this rank before torch; --stop-before stops the job in `stop_in_s`, if known. Collective."""
-    node, is_only_node = mpi.find_node(comm)
+    node, is_only_node = comm.find_node()
     script = read_script_facts(config.script) if config.script else None
     with_gpus = "torch" not in sys.modules and config.device in (None, "cuda")  # CUDA cannot have started
     needs_no_network = is_only_node and not (config.interface or config.master_addr)
     facts = read_host_facts(
-        os.environ, comm.rank, node, needs_no_network, script, mpi.identify_library().title, with_gpus)
+        os.environ, comm.rank, node, needs_no_network, script, comm.library, with_gpus)
     return facts._replace(options=config.job_wide_options(), stop_in_s=stop_in_s)
 
 

@@ -75,7 +75,7 @@ class RunningJob:
             from .stop import Stop
 
             self._stop = begun or Stop()
-            self._stop.join(self.membership.comm)
+            self._stop.join(self.membership.rendezvous.ranks)
         return self._stop
 
     def is_stopping(self) -> bool:
@@ -102,15 +102,13 @@ class RunningJob:
         A rank that ends early must not disturb the others. If a rank has vanished, or the job ends because another one
         has failed, this one does not leave MPI, which would wait for all. `status` is the one with which it ends.
         """
-        from mpi4py import MPI
-
         member, termination = self.membership, self.termination
         assert termination is not None
         end = termination.await_all_finished(self._stop.calls if self._stop else 0)
         if end is None:
             return
         member.destroy_group()
-        has_mpi = end.complete and not MPI.Is_finalized()
+        has_mpi = end.complete and not member.rendezvous.ranks.is_finalized
         if has_mpi and end.most_calls:
             self.join_stop().complete(end.most_calls)
         if has_mpi and self._write_trace is not None:
@@ -118,7 +116,7 @@ class RunningJob:
         member.drop_store()
         if has_mpi:
             member.rendezvous.close()
-            MPI.Finalize()
+            member.rendezvous.ranks.finalize()
         self.has_left = True
         termination.leave(status)
 

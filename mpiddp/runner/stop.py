@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import array
 import signal
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from ..base.communicator import Communicator, Reduction, Request
 from ..base.polling import poll_until
 from ..base.stderr import write_line
 from . import signals
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 WALLTIME_REASON = 1  # a reason less urgent than any signal's number
 EARLY_OFFSET = 1000  # added to a reason that a rank had before its first step
@@ -38,11 +33,9 @@ class Stop:
         self._end = float("inf")
         self._offset = 0  # or EARLY_OFFSET
         self._is_ready = False  # signals are noted, as far as possible
-        self._parent: MPI.Comm | None = None
-        self._comm: MPI.Comm | None = None
-        self._pending: MPI.Request | None = None
-        self._start_reduction: Callable[[], MPI.Request] | None = None
-        self._sent, self._result = array.array("i", [0]), array.array("i", [0])
+        self._rank = 0
+        self._reduction: Reduction | None = None  # None while nobody else has to agree
+        self._pending: Request | None = None
 
     def release(self) -> None:
         """Stop noting signals."""
@@ -56,9 +49,10 @@ class Stop:
         """Return the seconds until the time to stop, None if this rank does not know it."""
         return None if self._end == float("inf") else self._end - time.time()
 
-    def join(self, comm: MPI.Comm) -> None:
+    def join(self, comm: Communicator) -> None:
         """Agree with the ranks of a communicator from now on."""
-        self._parent = comm if comm.size > 1 else None
+        self._rank = comm.rank
+        self._reduction = comm.make_reduction() if comm.size > 1 else None
 
     def is_due(self) -> bool:
         """Return whether it is time to stop: the same on all ranks that have called this the same number of times."""
@@ -67,12 +61,16 @@ class Stop:
             self._is_ready = True
             self._offset = EARLY_OFFSET if self._find_reason() else 0
         if not self.reason:
-            if self._parent is None:
+            if self._reduction is None:
                 self._decide(self._find_reason())
             else:
-                self._read_reduction()
+                if self._pending is not None:
+                    self._await(self._pending)
+                    self._pending = None
+                    self._decide(self._reduction.result)
                 if not self.reason:
-                    self._post_reduction()
+                    self.calls += 1
+                    self._pending = self._reduction.start(self._find_reason())
             if self.reason:
                 self._announce()
             else:
@@ -81,17 +79,16 @@ class Stop:
 
     def complete(self, most_calls: int) -> None:
         """Complete the last reduction, when every rank has ended; `most_calls` is the largest of their `calls`."""
-        if self._parent is None:
+        if self._reduction is None:
             return
         while self.calls < most_calls and not self.reason:
             self.is_due()
         if self._pending is not None:
             self._await(self._pending)
-        if self._comm is not None:
-            self._comm.Free()
+        self._reduction.free()
 
     def _announce(self) -> None:
-        if self._parent is None or self._parent.rank == 0:
+        if self._rank == 0:
             is_walltime = self.reason == WALLTIME_REASON
             why = "the walltime is near" if is_walltime else f"received {signal.Signals(self.reason).name}"
             write_line(f"mpiddp: time to stop: {why}")
@@ -105,23 +102,7 @@ class Stop:
         if reason > EARLY_OFFSET:
             self.steps = 0
 
-    def _read_reduction(self) -> None:
-        if self._pending is not None:
-            self._await(self._pending)
-            self._pending = None
-            self._decide(self._result[0])
-
-    def _post_reduction(self) -> None:
-        assert self._parent is not None
-        self.calls += 1
-        if self._comm is None:
-            self._comm, self._pending = self._parent.Idup()
-            return
-        self._start_reduction = self._start_reduction or make_reduction(self._comm, self._sent, self._result)
-        self._sent[0], self._result[0] = self._find_reason(), 0
-        self._pending = self._start_reduction()
-
-    def _await(self, request: MPI.Request) -> None:
+    def _await(self, request: Request) -> None:
         """Return when a request is complete; sleep only if that takes longer than SPIN_S."""
         spun_until = time.perf_counter() + SPIN_S
         while not request.Test():
@@ -130,26 +111,5 @@ class Stop:
                 return
 
     def _remind(self, waited_s: float) -> None:
-        rank = self._parent.rank if self._parent else 0
-        write_line(f"mpiddp: rank {rank} has waited {waited_s:.0f} s in should_stop(); every rank must call it "
+        write_line(f"mpiddp: rank {self._rank} has waited {waited_s:.0f} s in should_stop(); every rank must call it "
                    "the same number of times")
-
-
-def make_reduction(comm: MPI.Comm, sent: array.array[int], result: array.array[int]) -> Callable[[], MPI.Request]:
-    """Return a function that starts a reduction: `result` becomes the largest of the ranks' `sent`. Collective.
-
-    The reduction is persistent, thus cheaper to start, if the library supports that (MPI 4.0).
-    """
-    from mpi4py import MPI
-
-    source, target = [sent, 1, MPI.INT], [result, 1, MPI.INT]  # so that mpi4py need not find the type at each call
-    try:
-        request = comm.Allreduce_init(source, target, MPI.MAX)
-    except NotImplementedError:
-        return lambda: comm.Iallreduce(source, target, MPI.MAX)
-
-    def start() -> MPI.Request:
-        request.Start()
-        return request
-
-    return start

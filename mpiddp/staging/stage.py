@@ -166,11 +166,13 @@ def node_leaders(rendezvous: Rendezvous, is_leader: bool) -> Iterator[Rendezvous
     """Yield a rendezvous of each node's local rank 0; None on other ranks. Collective."""
     from mpi4py import MPI
 
+    from ..bootstrap.mpi_communicator import MpiCommunicator
+
     comm = rendezvous.comm.Split(0 if is_leader else MPI.UNDEFINED, rendezvous.rank)
     if not is_leader:
         yield None
         return
-    leaders = Rendezvous(comm, rendezvous.remaining_s, time.monotonic())
+    leaders = Rendezvous(MpiCommunicator(comm), rendezvous.remaining_s, time.monotonic())
     comm.Free()
     leaders.job_ranks, leaders.hosts = zip(*leaders.comm.allgather((rendezvous.rank, hostname())), strict=True)
     yield leaders

@@ -16,8 +16,8 @@ from mpi4py import MPI
 import mpiddp.bootstrap.store as rendezvous
 from mpiddp.base.config import LaunchConfig
 from mpiddp.base.polling import sleep_until
+from mpiddp.bootstrap.mpi_communicator import TAG, receive_message
 from mpiddp.bootstrap.rank0 import raise_open_file_limit
-from mpiddp.bootstrap.rollcall import TAG, receive_message
 from mpiddp.planning.job import plan_pre_torch
 from tests.benchmarks.planning import host, ready
 
