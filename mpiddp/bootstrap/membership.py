@@ -88,6 +88,11 @@ class Membership:
         self._undo_worker_start = prepare_workers()
 
     @property
+    def saved(self) -> SavedEnv:
+        """The variables that the job has set, each with its value before, None if it had none."""
+        return self._saved
+
+    @property
     def comm(self) -> MPI.Comm:
         """The communicator of the job's ranks, our own."""
         return self.rendezvous.comm

@@ -24,6 +24,8 @@ class Connection(Generic[Sent, Received]):
         self._loop, self._on_messages, self._on_loss = loop, on_messages, on_loss
         self._channel: Channel[Sent, Received] = Channel(sock, codec)
         self._after_sending: Callable[[], object] | None = None
+        self.on_drain: Callable[[], object] = bool  # when all is sent after send() has returned False
+        self._is_paused = False
         loop.watch(self._channel, self._on_event)
 
     @property
@@ -31,15 +33,28 @@ class Connection(Generic[Sent, Received]):
         """Whether it was neither closed nor lost."""
         return self._channel.fileno() >= 0
 
-    def send(self, message: Sent) -> None:
-        """Send a message now or later; a failure is a loss."""
-        if self.is_open and not self._channel.enqueue(message):
+    def send(self, message: Sent) -> bool:
+        """Send a message now or later; return whether all is sent. A failure is a loss."""
+        is_sent = not self.is_open or self._channel.enqueue(message)
+        if not is_sent and not self._is_paused:
             self._loop.watch_writable(self._channel)
+        return is_sent
+
+    def pause(self, is_paused: bool) -> None:
+        """Receive nothing for a while, so that the other end waits, or receive again."""
+        if self.is_open and is_paused != self._is_paused:
+            self._is_paused = is_paused
+            if is_paused:
+                self._loop.unwatch(self._channel)
+            else:
+                self._loop.watch(self._channel, self._on_event)
+                self._end_if_sent()
 
     def close(self) -> None:
         """Close at once, without `on_loss`."""
         if self.is_open:
-            self._loop.unwatch(self._channel)
+            if not self._is_paused:
+                self._loop.unwatch(self._channel)
             self._channel.close()
 
     def finish(self, then: Callable[[], object]) -> None:
@@ -66,7 +81,9 @@ class Connection(Generic[Sent, Received]):
         if self.is_open:
             if not self._channel.flush():
                 return
-            self._loop.watch_writable(self._channel, enabled=False)
+            if not self._is_paused:
+                self._loop.watch_writable(self._channel, enabled=False)
+            self.on_drain()
         if self._after_sending is not None:
             self.close()
             then, self._after_sending = self._after_sending, None

@@ -381,8 +381,10 @@ PMIX_LAUNCHER = Launcher("a PMIx launcher", ("PMIX_RANK",), ("PMIX_JOB_SIZE",), 
 TORCHRUN = Launcher("torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), fits=never,
                     alone=lambda environ: "TORCHELASTIC_RUN_ID" in environ)
 SRUN_PMIX = f"{SRUN.command} {SRUN.options[PMIX]}"  # in examples
+HOLD_RANK, HOLD_SIZE = "_MPIDDP_HOLD_RANK", "_MPIDDP_HOLD_SIZE"
+HOLD = Launcher("mpiddp.hold", (HOLD_RANK,), (HOLD_SIZE,), own=frozenset(), tested="with each MPI's launcher")
 # In the order in which they are looked for: a launcher inside a task of another one sets its variables beside those.
-LAUNCHERS: tuple[Launcher, ...] = (JSRUN, MPIRUN, PSSLURM, PARASTATION, MPIRUN_RSH, HYDRA, SRUN, FLUX_RUN, PALS,
+LAUNCHERS: tuple[Launcher, ...] = (HOLD, JSRUN, MPIRUN, PSSLURM, PARASTATION, MPIRUN_RSH, HYDRA, SRUN, FLUX_RUN, PALS,
                                    APRUN, IBRUN, PMIX_LAUNCHER, TORCHRUN)
 
 

@@ -35,6 +35,14 @@ def test_accusing(quick: Mpi) -> None:
 
 @pytest.mark.alone
 @pytest.mark.thorough("benchmarks run with --all alone")
+def test_hold(quick: Mpi) -> None:
+    table = check(alone(quick, "-m", "tests.benchmarks.hold", "--quick")).stdout
+    for name in ("mpiddp.run", "mpiddp", "torchrun"):
+        assert re.search(rf"^{name} +\d+\.\d+ s +\d+\.\d+ of torchrun's$", table, re.MULTILINE), table
+
+
+@pytest.mark.alone
+@pytest.mark.thorough("benchmarks run with --all alone")
 def test_failure(quick: Mpi) -> None:
     table = check(alone(quick, "-m", "tests.benchmarks.failure", "--quick")).stdout
     for name in ("mpiddp, MPICH mpiexec", "torchrun"):

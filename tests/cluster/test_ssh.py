@@ -127,7 +127,7 @@ def test_a_launcher_that_is_signalled(ssh: Ssh, mpi: Mpi, number: signal.Signals
     assert "mpiddp: failed" not in OUTPUT.read_text()
 
 
-@pytest.mark.thorough("test_network's node that is cut off, under srun")
+@pytest.mark.thorough("test_an_mpirun_that_waits_for_a_node, in a Slurm job")
 @pytest.mark.parametrize("mpi", EACH_MPI)
 def test_a_node_that_is_cut_off(ssh: Ssh, mpi: Mpi) -> None:
     """It takes 80 to 100 seconds, until TCP gives up: 60 for the agents, the rest for the launcher."""

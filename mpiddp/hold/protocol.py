@@ -1,0 +1,84 @@
+"""The messages of a hold: its server on rank 0, the template process of each rank, and a client that runs a script."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Ready(NamedTuple):
+    """The first message of a template: this rank's has imported everything."""
+
+    rank: int
+
+
+class StartRun(NamedTuple):
+    """The first message of a client: run a script in this `folder`.
+
+    `arguments` are those of `python -m mpiddp`, and `variables` are set before, both in JSON. `python` is the client's.
+    """
+
+    arguments: str
+    variables: str
+    folder: str
+    python: str
+
+
+class EndHold(NamedTuple):
+    """End the hold: of a client, and to the templates."""
+
+
+class OpenPort(NamedTuple):
+    """Listen for the next run's ranks, on rank 0's node."""
+
+
+class PortOpened(NamedTuple):
+    """The answer to `OpenPort`."""
+
+    port: int
+
+
+class Fork(NamedTuple):
+    """Fork a rank of a run. The ranks meet at `port`, where they show that they know `token`."""
+
+    run: StartRun
+    port: int
+    token: str
+
+
+class Signal(NamedTuple):
+    """Send a signal to the run: of the client, and to the templates."""
+
+    number: int
+
+
+class Output(NamedTuple):
+    """The run has written to stdout, 1, or stderr, 2: from the templates, and to the client."""
+
+    stream: int
+    data: bytes
+
+
+class RankOver(NamedTuple):
+    """A rank of the run has ended with this status, and all that it has written is sent."""
+
+    status: int
+
+
+class RunOver(NamedTuple):
+    """The run has ended with this status."""
+
+    status: int
+
+
+class Refused(NamedTuple):
+    """The hold does not do what the client asks for."""
+
+    reason: str
+
+
+ToTemplate = OpenPort | Fork | Signal | EndHold
+FromTemplate = Ready | PortOpened | Output | RankOver
+FromClient = StartRun | EndHold | Signal
+ToClient = Output | RunOver | Refused
+FromPeer = FromTemplate | FromClient
+ToPeer = ToTemplate | ToClient

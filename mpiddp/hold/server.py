@@ -1,0 +1,241 @@
+"""The hold in its ranks: each starts its template, and rank 0 serves those who run scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..base.config import LaunchConfig
+from ..base.files import format_os_error
+from ..base.stderr import write_line
+from ..base.text import format_ranges
+from ..bootstrap.prepare import values_set
+from ..discovery.runtime import hostname
+from ..ipc.authentication import AuthListener, enable_keepalive
+from ..ipc.channel import Codec, Unreadable, listen
+from ..ipc.connection import Connection
+from ..ipc.event_loop import EventLoop
+from ..systems.launchers import HOLD_RANK, HOLD_SIZE
+from . import protocol, registry
+from .template import Template
+
+if TYPE_CHECKING:
+    import socket
+
+    from ..runner.lifecycle import RunningJob
+
+Peer = Connection[protocol.ToPeer, protocol.FromPeer]
+CODEC: Codec[protocol.FromPeer] = Codec(protocol.FromPeer)
+KILL_DELAY_S = 10.0  # for a run whose client is gone, or of which a rank has failed, to end by itself
+REMIND_AFTER_S = 10.0  # of the hold's start until the ranks are named that are awaited
+HIDDEN = ("PMI_", "PMI2_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "HYDI_", "MPIEXEC_", "I_MPI_PM")
+
+
+def hold(preload: str, job: RunningJob, config: LaunchConfig) -> int:
+    """Hold this rank until the end, and return its exit status."""
+    ranks, env = job.membership.rendezvous, job.membership.environment
+    server = Server(job.membership.endpoint.address, env.world_size) if env.rank == 0 else None
+    where = ("", 0, "") if server is None else server.where
+    address, port, token = ranks.exchange("starting the hold", None, lambda all_ranks: [where] * len(all_ranks))
+    lowest, is_one_node = ranks.ranks.find_node()
+    plan = Template(address, port, token, preload, env.rank, env.world_size, lowest, is_one_node, ranks.ranks.library)
+    template = subprocess.Popen([sys.executable, "-m", "mpiddp.hold.template"], stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, text=True, env=make_environ(job, env.rank, env.world_size))
+    assert template.stdin is not None and template.stdout is not None
+    template.stdin.write(json.dumps(plan._asdict()) + "\n")
+    template.stdin.close()
+    if server is not None:
+        server.serve(job.membership.endpoint.run_id, template.pid, config.startup_timeout_s)
+    if status := template.wait():
+        why = template.stdout.read().strip()
+        raise RuntimeError(why or f"the template of rank {env.rank} has ended with status {status}")
+    return 0
+
+
+def make_environ(job: RunningJob, rank: int, size: int) -> dict[str, str]:
+    """Return the variables of a template: those with which this rank was started, without the MPI launcher's."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith((*HIDDEN, "MPIDDP_"))}
+    for name, former in job.membership.saved.items():
+        if name in ("OMP_NUM_THREADS",) or kept.get(name) != values_set.get(name):
+            continue
+        kept.pop(name, None)
+        if former is not None:
+            kept[name] = former
+    return {**kept, HOLD_RANK: str(rank), HOLD_SIZE: str(size)}
+
+
+class Server:
+    """Serves one client at a time."""
+
+    def __init__(self, address: str, size: int) -> None:
+        self._loop = EventLoop(self._on_error)
+        self._listener = AuthListener(self._loop, listen(address, 0), token := os.urandom(16).hex(), size, self._greet)
+        self.where = address, self._listener.port, token
+        self._size, self._began_s = size, time.monotonic()
+        self._templates: dict[int, Peer] = {}
+        self._client: Peer | None = None
+        self._run: protocol.StartRun | None = None
+        self._is_forked = False
+        self._early: list[int] = []  # signals of the client, until the run is forked
+        self._statuses: list[int] = []
+        self._run_id = self._failure = ""
+
+    def serve(self, run_id: str, template: int, timeout_s: float) -> None:
+        """Serve until the hold ends, or this rank's template, a process; raise RuntimeError if it cannot begin."""
+        self._run_id = run_id
+        self._loop.watch_process(template, self._loop.stop)
+        self._loop.set_timer("late", REMIND_AFTER_S, self._remind)
+        self._loop.set_timer("start", timeout_s, lambda: self._fail(f"no template within {timeout_s:g} s (--preload?)"))
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        try:
+            self._loop.run()
+        finally:
+            registry.remove_hold(run_id)
+            for peer in self._templates.values():  # which end then
+                peer.close()
+        if self._failure:
+            raise RuntimeError(self._failure)
+
+    def _on_sigterm(self, number: int, _: object) -> None:
+        registry.remove_hold(self._run_id)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def _remind(self) -> None:
+        write_line(f"mpiddp: still waiting for the templates of ranks {self._missing}")
+        self._loop.set_timer("late", REMIND_AFTER_S, self._remind)
+
+    @property
+    def _missing(self) -> str:
+        return format_ranges(sorted(range(self._size) - self._templates.keys()))
+
+    def _fail(self, why: str) -> None:
+        self._failure = f"ranks {self._missing}: {why}" if len(self._templates) < self._size else why
+        self._loop.stop()
+
+    def _greet(self, connection: socket.socket) -> None:
+        """Read a connection, whose first message tells whose it is."""
+        enable_keepalive(connection, may_stall=True)
+        peer: Peer
+
+        def receive(messages: list[protocol.FromPeer | Unreadable]) -> None:
+            for message in messages:
+                self._on_message(peer, message)
+
+        peer = Connection(self._loop, connection, CODEC, receive, lambda _: self._on_lost(peer))
+
+    def _on_message(self, peer: Peer, message: protocol.FromPeer | Unreadable) -> None:
+        match message:
+            case protocol.Ready(rank):
+                self._templates[rank] = peer
+                if len(self._templates) == self._size:
+                    self._announce()
+            case protocol.StartRun():
+                self._start(peer, message)
+            case protocol.EndHold():
+                self._end()
+            case protocol.Signal(number) if peer is self._client:
+                if self._is_forked:
+                    self._kill(number)
+                else:
+                    self._early.append(number)
+            case protocol.PortOpened() if self._client is None:  # it has ended already
+                self._finish()
+            case protocol.PortOpened(port) if self._run is not None:
+                self._send_all(protocol.Fork(self._run, port, os.urandom(16).hex()))
+                self._is_forked = True
+                for number in self._early:
+                    self._kill(number)
+            case protocol.Output():
+                if self._client is not None and not self._client.send(message):
+                    self._pause(True)
+            case protocol.RankOver(status):
+                self._on_rank_over(status)
+            case _:
+                peer.close()
+
+    def _announce(self) -> None:
+        self._loop.cancel_timers("late", "start")
+        try:
+            registry.write_hold(registry.Hold(self._run_id, hostname(), *self.where, self._size, time.time()))
+        except OSError as error:
+            path = registry.hold_path(self._run_id)
+            self._fail(f"cannot write {path}, by which mpiddp.run finds the hold: {format_os_error(error, path)}")
+            return
+        ranks = f"{self._size} rank{'s' * (self._size > 1)}"
+        write_line(f"mpiddp: a hold of {ranks} is ready after {time.monotonic() - self._began_s:.1f} s; start scripts "
+                   "with python -m mpiddp.run, end it with python -m mpiddp.run --end")
+
+    def _start(self, peer: Peer, run: protocol.StartRun) -> None:
+        reason = ""
+        if len(self._templates) < self._size:
+            reason = f"the hold is not ready: {len(self._templates)} of {self._size} ranks are"
+        elif self._run is not None:
+            reason = "another script runs in this hold"
+        elif run.python != registry.describe_python():
+            reason = f"the hold runs {registry.describe_python()}, and this is {run.python}"
+        if reason:
+            peer.send(protocol.Refused(reason))
+            peer.finish(lambda: None)
+            return
+        self._client, self._run = peer, run
+        peer.on_drain = partial(self._pause, False)
+        self._templates[0].send(protocol.OpenPort())
+
+    def _on_rank_over(self, status: int) -> None:
+        self._statuses.append(status)
+        if status:
+            self._loop.set_timer("terminate", KILL_DELAY_S, partial(self._end_others, status))
+            self._loop.set_timer("kill", 2 * KILL_DELAY_S, partial(self._kill, signal.SIGKILL))
+        if len(self._statuses) == self._size:
+            if self._client is not None:
+                self._client.send(protocol.RunOver(max(self._statuses)))
+                self._client.finish(lambda: None)
+            self._finish()
+
+    def _end_others(self, status: int) -> None:
+        """End the ranks that have not ended after another one: their agents do not know each other."""
+        if self._client is not None:
+            line = (f"mpiddp.run: a rank has ended with status {status}, and others not within {KILL_DELAY_S:g} s; "
+                    "they are ended\n")
+            self._client.send(protocol.Output(2, line.encode()))
+        self._kill(signal.SIGTERM)
+
+    def _finish(self) -> None:
+        """Be ready for the next run."""
+        self._loop.cancel_timers("terminate", "kill")
+        self._client, self._run, self._is_forked, self._early, self._statuses = None, None, False, [], []
+
+    def _kill(self, number: int) -> None:
+        self._send_all(protocol.Signal(number))
+
+    def _on_lost(self, peer: Peer) -> None:
+        if peer is self._client:
+            self._client = None
+            self._pause(False)
+            self._kill(signal.SIGTERM)
+            self._loop.set_timer("kill", KILL_DELAY_S, partial(self._kill, signal.SIGKILL))
+        elif peer in self._templates.values():
+            self._end()
+
+    def _end(self) -> None:
+        self._send_all(protocol.EndHold())
+        self._loop.stop()
+
+    def _pause(self, is_paused: bool) -> None:
+        """Take no output while the client takes none."""
+        for peer in self._templates.values():
+            peer.pause(is_paused)
+
+    def _send_all(self, message: protocol.ToTemplate) -> None:
+        for peer in self._templates.values():
+            peer.send(message)
+
+    def _on_error(self, error: Exception) -> None:
+        write_line(f"mpiddp: error in the hold: {type(error).__name__}: {error}")

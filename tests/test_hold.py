@@ -1,0 +1,489 @@
+"""Scripts that start in a hold: ranks that stay between them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mpiddp.hold import protocol, registry
+from mpiddp.hold.communicator import Links, Meeting, SocketCommunicator, meet
+from mpiddp.hold.server import KILL_DELAY_S
+from mpiddp.ipc.authentication import connect
+from mpiddp.ipc.channel import Channel, Codec, listen
+from tests import processes
+from tests.cluster import Cluster
+from tests.cluster.cluster import LOGIN, RUN
+from tests.messages import find
+from tests.support import (
+    DEADLINE_S,
+    EXAMPLES,
+    MPICH_FIRST,
+    MPIS,
+    ROOT,
+    Done,
+    Mpi,
+    check,
+    check_hello,
+    mpiexec,
+    mpiexec_command,
+    need,
+    on_path,
+    single_node_environ,
+)
+
+TOKEN = "token"
+ALL_REDUCE = """
+import os, torch, torch.distributed as dist
+one = torch.ones(1)
+dist.all_reduce(one)
+print(f"{os.environ['RANK']} of {one.item():g}\\n", end="")
+"""
+
+
+class Hold:
+    """A hold of two ranks, whose user has a home of his own."""
+
+    def __init__(self, mpi: Mpi, home: Path, *options: object) -> None:
+        need(mpi.missing())
+        self.mpi, self.home = mpi, home
+        self.environ = processes.marked({**single_node_environ(mpi), "XDG_STATE_HOME": str(home)})
+        self.log = home / "hold.log"
+        with self.log.open("w") as log:
+            self.process = processes.start(mpiexec_command(mpi, 2, "-m", "mpiddp.hold", *options), self.environ, ROOT,
+                                           stdout=log, stderr=subprocess.STDOUT)
+        self.wait_for("mpiddp: a hold of 2 ranks is ready after")
+
+    def wait_for(self, words: str) -> None:
+        """Return when the hold has printed some words."""
+        deadline = time.monotonic() + DEADLINE_S
+        while words not in self.log.read_text():
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise TimeoutError(self.log.read_text())
+            time.sleep(0.05)
+
+    def command(self, *arguments: object) -> list[str]:
+        """Return the command of a run."""
+        return [str(self.mpi.python), "-m", "mpiddp.run", *map(str, arguments)]
+
+    def run(self, *arguments: object, cwd: Path = ROOT) -> Done:
+        """Run a script."""
+        return processes.run(*self.command(*arguments), timeout=DEADLINE_S, cwd=cwd,
+                             env={**self.environ, **on_path(ROOT)})
+
+    def start(self, *arguments: object) -> subprocess.Popen[str]:
+        """Start a script; its stdout is a pipe."""
+        return processes.start(self.command(*arguments), {**self.environ, **on_path(ROOT)}, ROOT,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def templates(self) -> list[psutil.Process]:
+        """Return the template processes."""
+        return [process for process, words in processes.with_mark(self.environ[processes.MARK]).items()
+                if "mpiddp.hold.template" in words]
+
+    def close(self) -> None:
+        """End the hold, if it has not ended; no process is left."""
+        processes.end_tree(self.process.pid)
+        assert processes.leftovers(self.environ) == []
+
+
+@pytest.fixture(scope="module", params=MPICH_FIRST)
+def hold(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hold]:
+    """Give a hold to tests that leave it as it was."""
+    hold = Hold(request.param, tmp_path_factory.mktemp("home"))
+    try:
+        yield hold
+        check(hold.run("--end"))
+        assert hold.process.wait(DEADLINE_S) == 0
+        assert list(hold.home.glob("mpiddp/*.hold")) == []
+    finally:
+        hold.close()
+
+
+@pytest.mark.mpi
+def test_a_script_runs_as_it_is_on_disk_now(hold: Hold, tmp_path: Path) -> None:
+    check_hello(hold.run(EXAMPLES / "hello_world.py"), 2)
+    (script := tmp_path / "train.py").write_text("import part\n" + ALL_REDUCE)
+    for text in ("one", "two"):
+        (tmp_path / "part.py").write_text(f"print({text!r})\n")
+        done = check(hold.run(script, "--show", "0"))
+        lines = done.stdout.splitlines()
+        assert sorted(lines) == sorted([text, text, "0 of 2", "1 of 2"])
+        assert "2 ranks on 1 node" in done.stderr
+
+
+@pytest.mark.mpi
+def test_arguments_folder_and_output_options_are_the_runs(hold: Hold, tmp_path: Path) -> None:
+    code = "import os, sys; print(sys.argv[1:], os.getcwd(), os.environ.get('MPIDDP_SHOW'))"
+    options = "--quiet", "--prefix", "--log-dir", tmp_path / "logs"
+    done = check(hold.run(*options, "-c", code, "--lr", "a b", cwd=tmp_path))
+    words = f"['--lr', 'a b'] {tmp_path} None"
+    assert sorted(re.sub(r"^\[(\d) .*?\] ", r"\1 ", line) for line in done.stdout.splitlines()) == [
+        f"{rank} {words}" for rank in range(2)]
+    assert len(list(tmp_path.glob("logs/*/rank-*.log"))) == 2
+
+
+@pytest.mark.mpi
+def test_named_variables_are_passed_on(hold: Hold) -> None:
+    code = "import os; print(os.environ.get('SEVEN'), os.environ.get('EIGHT'))"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(hold.environ, "SEVEN", "a b")
+        patch.setitem(hold.environ, "EIGHT", "8")
+        done = check(hold.run("--env", "SEVEN", "--quiet", "-c", code))
+    assert done.stdout == "a b None\n" * 2
+    assert check(hold.run("--env", "SEVEN", "-c", code), 2).stderr == (
+        "mpiddp.run: --env SEVEN: this shell has no such variable\n")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("code", "status", "cause"), [
+    ("raise ValueError('seven')", 1, "ValueError: seven"), ("sys.exit(7)", 7, "sys.exit(7)"),
+    ("os.kill(os.getpid(), 9)", 137, "killed by SIGKILL"), ("os.abort()", 134, "SIGABRT"),
+])
+def test_a_rank_that_fails_ends_its_run_alone(hold: Hold, code: str, status: int, cause: str) -> None:
+    script = f"import os, sys, time\nif os.environ['RANK'] == '1':\n    {code}\ntime.sleep(600)"
+    done = check(hold.run("-c", script), status)
+    (report,) = find("launch/failed_rank", done.stderr, rank=1)
+    assert cause in report["cause"]
+    assert len(check(hold.run("-c", ALL_REDUCE)).stdout.splitlines()) == 2
+
+
+WAITS = "import os, time\nprint('began\\n', end='', flush=True)\ntime.sleep(600)"
+
+
+def await_began(run: subprocess.Popen[str]) -> None:
+    """Return when both ranks of a script have begun."""
+    assert run.stdout is not None
+    seen = 0
+    for line in run.stdout:
+        seen += line == "began\n"
+        if seen == 2:
+            return
+    raise AssertionError(run.wait())
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_client_ends_the_run_alone(hold: Hold, number: signal.Signals, status: int) -> None:
+    with hold.start("-c", WAITS) as run:
+        await_began(run)
+        run.send_signal(number)
+        assert run.stdout is not None
+        text = run.stdout.read()
+        assert run.wait(DEADLINE_S) == status
+    assert len(find("launch/outside_signal", text, signal=number.name)) == 1
+    check(hold.run("-c", ALL_REDUCE))
+
+
+@pytest.mark.mpi
+def test_a_client_that_is_killed_ends_the_run_and_what_it_has_started(hold: Hold) -> None:
+    daemon = "import subprocess; subprocess.Popen(['sleep', '611'], start_new_session=True)\n"
+    with hold.start("-c", daemon + WAITS) as run:
+        await_began(run)
+        refused = hold.run("-c", ALL_REDUCE)
+        assert refused.returncode == 3
+        assert refused.stderr == "mpiddp.run: another script runs in this hold\n"
+        run.kill()
+    deadline = time.monotonic() + DEADLINE_S
+    while (done := hold.run("-c", ALL_REDUCE)).returncode == 3 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    check(done)
+    running = processes.with_mark(hold.environ[processes.MARK]).values()
+    assert [words for words in running if "611" in words] == []
+
+
+@pytest.mark.mpi
+def test_a_client_that_reads_slowly_gets_everything(hold: Hold) -> None:
+    count = 200_000
+    with hold.start("--quiet", "-c", f"for number in range({count}): print('a line of some length', number)") as run:
+        assert run.stdout is not None
+        first = run.stdout.readline()
+        time.sleep(1.0)
+        lines = [first, *run.stdout]
+        assert run.wait(DEADLINE_S) == 0
+    numbers = [int(line.split()[-1]) for line in lines if line.startswith("a line of some length")]
+    assert sorted(numbers) == sorted([*range(count), *range(count)])
+
+
+def talk(hold: Hold, *messages: protocol.FromClient) -> Channel[protocol.FromClient, protocol.ToClient]:
+    """Return a client's connection that has sent these messages."""
+    (path,) = hold.home.glob("mpiddp/*.hold")
+    found = registry.Hold(**json.loads(path.read_text()))
+    channel = Channel[protocol.FromClient, protocol.ToClient](
+        connect((found.address, found.port), found.token, DEADLINE_S, DEADLINE_S), Codec(protocol.ToClient))
+    for message in messages:
+        assert channel.send(message)
+    return channel
+
+
+def ask(hold: Hold, code: str) -> protocol.StartRun:
+    """Return the request to run some code."""
+    python = f"Python {platform.python_version()} of {hold.mpi.python.parent.parent}"
+    return protocol.StartRun(json.dumps(["--quiet", "-c", code]), "{}", str(ROOT), python)
+
+
+@pytest.mark.mpi
+def test_a_signal_that_comes_at_once_counts(hold: Hold) -> None:
+    channel = talk(hold, ask(hold, "import time; time.sleep(600)"), protocol.Signal(signal.SIGTERM))
+    status = None
+    while status is None:
+        status = next((one.status for one in channel.receive(DEADLINE_S) if isinstance(one, protocol.RunOver)), None)
+    channel.close()
+    assert status == 143
+
+
+@pytest.mark.mpi
+@pytest.mark.thorough("test_a_client_that_is_killed_ends_the_run_and_what_it_has_started")
+def test_a_client_that_ends_at_once_does_no_harm_to_the_next_run(hold: Hold) -> None:
+    talk(hold, ask(hold, "pass")).close()
+    deadline = time.monotonic() + DEADLINE_S
+    while (done := hold.run("-c", f"import time; time.sleep({KILL_DELAY_S + 2})")).returncode == 3:
+        assert time.monotonic() < deadline
+    check(done)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("line", "status"), [
+    ('"$@" >&-', 0), ('"$@" 2>&- >&-', 0), ('"$@" | head -1; exit ${PIPESTATUS[0]}', 120)])
+def test_a_clients_own_streams(hold: Hold, line: str, status: int) -> None:
+    code = "for number in range(100_000): print('seven', number)"
+    done = check(processes.run("bash", "-c", line, "bash", *hold.command("--quiet", "-c", code), timeout=DEADLINE_S,
+                               cwd=ROOT, env={**hold.environ, **on_path(ROOT)}), status)
+    assert "Traceback" not in done.stderr
+    deadline = time.monotonic() + DEADLINE_S
+    while hold.run("-c", "pass").returncode and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+@pytest.mark.mpi
+def test_nohup_protects_a_run(hold: Hold) -> None:
+    command = ["nohup", *hold.command("--quiet", "-c", "print('began', flush=True); import time; time.sleep(1.5)")]
+    with processes.start(command, {**hold.environ, **on_path(ROOT)}, ROOT, stdout=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "began\n"
+        run.send_signal(signal.SIGHUP)
+        assert run.wait(DEADLINE_S) == 0
+
+
+@pytest.mark.mpi
+def test_a_hold_that_nobody_could_find_ends(quick: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "mpiddp").touch()
+    done = mpiexec(quick, 2, module="mpiddp.hold", env={"XDG_STATE_HOME": str(tmp_path)})
+    (report,) = find("launch/failed_rank", check(done, 1).stderr, rank=0)
+    assert "by which mpiddp.run finds the hold" in report["cause"]
+
+
+@pytest.mark.mpi
+def test_the_ranks_stop_together(hold: Hold) -> None:
+    code = """
+import mpiddp, os, signal
+for step in range(10**6):
+    if mpiddp.should_stop():
+        break
+    if step == 20 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGUSR1)
+print(f"stopped at {step}\\n", end="")
+raise SystemExit(75)
+"""
+    done = check(hold.run("--quiet", "-c", code), 75)
+    first, second = done.stdout.splitlines()
+    assert first == second
+    assert first.startswith("stopped at ")
+
+
+@pytest.mark.mpi
+def test_each_run_has_random_numbers_of_its_own(hold: Hold) -> None:
+    code = "import random, numpy, torch; print(random.random(), numpy.random.rand(), torch.rand(1).item(), flush=True)"
+    texts = [line for _ in range(2) for line in check(hold.run("--quiet", "-c", code)).stdout.splitlines()]
+    assert len({word for text in texts for word in text.split()}) == 12
+
+
+@pytest.mark.mpi
+def test_mpi_is_the_holds(hold: Hold) -> None:
+    done = check(hold.run("-c", "from mpi4py import MPI"), 1)
+    (report,) = find("launch/failed_rank", done.stderr)
+    assert "MPI's world is the hold's" in report["cause"]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("arguments", "words"), [
+    (("--trace=x", "x.py"), "--trace is not possible in a hold"), (("--check", "x.py"), "--check is not possible"),
+    (("-n", "2", "x.py"), "-n and --dry-run are for python -m mpiddp"), (("--no-such", "x.py"), "--no-such"),
+    ((), "no script"),
+])
+def test_what_a_run_cannot_do(hold: Hold, arguments: tuple[str, ...], words: str) -> None:
+    done = check(hold.run(*arguments), 2)
+    assert words in done.stderr
+
+
+@pytest.mark.mpi
+def test_another_python_is_refused(hold: Hold) -> None:
+    other = MPIS["impi" if hold.mpi.name == "mpich" else "mpich"]
+    need(other.missing())
+    done = processes.run(str(other.python), "-m", "mpiddp.run", "-c", "pass", timeout=DEADLINE_S, cwd=ROOT,
+                         env={**hold.environ, **on_path(ROOT)})
+    runs, this = (f"{mpi.python.parent.parent}" for mpi in (hold.mpi, other))
+    assert done.returncode == 3
+    assert re.fullmatch(rf"mpiddp.run: the hold runs Python \S+ of {runs}, and this is Python \S+ of {this}\n",
+                        done.stderr)
+
+
+@pytest.mark.mpi
+def test_without_a_hold_it_says_how_to_start_one(quick: Mpi, tmp_path: Path) -> None:
+    environ = {**single_node_environ(quick), "XDG_STATE_HOME": str(tmp_path)}
+    done = processes.run(str(quick.python), "-m", "mpiddp.run", "x.py", timeout=DEADLINE_S, cwd=ROOT, env=environ)
+    assert done.returncode == 3
+    assert done.stderr == ("mpiddp.run: no hold of yours runs, or none that this host can reach; start one: mpirun "
+                           "python -m mpiddp.hold\n")
+
+
+@pytest.mark.mpi
+def test_a_template_that_is_killed_ends_the_hold(quick: Mpi, tmp_path: Path) -> None:
+    hold = Hold(quick, tmp_path)
+    try:
+        with hold.start("-c", WAITS) as run:
+            await_began(run)
+            hold.templates()[-1].kill()
+            assert run.wait(DEADLINE_S)
+        assert hold.process.wait(DEADLINE_S) == 1
+        (report,) = find("launch/failed_rank", hold.log.read_text())
+        assert re.fullmatch(r"RuntimeError: the template of rank \d has ended with status -9", report["cause"])
+    finally:
+        hold.close()
+
+
+@pytest.mark.mpi
+def test_a_package_that_cannot_be_preloaded_is_named(quick: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "begins.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()")
+    for name, why in (("no_such", "cannot import no_such: ModuleNotFoundError: No module named 'no_such'"),
+                      ("begins", "begins starts a thread while it is imported: leave it out of --preload")):
+        done = mpiexec(quick, 2, "--preload", f"json,{name}", module="mpiddp.hold", env=on_path(ROOT, tmp_path))
+        (report,) = find("launch/failed_rank", check(done, 1).stderr)
+        assert report["cause"] == f"RuntimeError: {why}"
+
+
+@pytest.mark.thorough("the same on one node")
+@pytest.mark.parametrize(("name", "pmi"), [("openmpi4", "pmix"), ("impi", "pmi2"), ("mpich", "pmi2")])
+def test_a_hold_on_three_nodes(cluster: Cluster, name: str, pmi: str) -> None:
+    """The client is on the login node."""
+    mpi = MPIS[name]
+    need(mpi.missing())
+    (home := RUN / f"hold-{name}").mkdir()
+    environ = {**mpi.environ(), **on_path(ROOT), "XDG_STATE_HOME": str(home), "SLURM_CONF": f"{RUN}/slurm.conf"}
+
+    def run(*arguments: str, status: int = 0) -> Done:
+        return check(cluster.run(str(mpi.python), "-m", "mpiddp.run", *arguments, timeout=DEADLINE_S, env=environ,
+                                 cwd=ROOT), status)
+
+    command = "srun", f"--mpi={pmi}", "-N3", "--ntasks-per-node=2", str(mpi.python), "-m", "mpiddp.hold"
+    with processes.start([*cluster.at(LOGIN, ROOT), *command], environ, stderr=subprocess.DEVNULL) as job:
+        try:
+            deadline = time.monotonic() + DEADLINE_S
+            while not list(home.glob("mpiddp/*.hold")):
+                assert job.poll() is None and time.monotonic() < deadline
+                time.sleep(0.1)
+            assert sorted(run("-c", ALL_REDUCE).stdout.split()) == sorted(
+                word for rank in range(6) for word in (str(rank), "of", "6"))
+            fails = "import os, time\nif os.environ['RANK'] == '5': raise ValueError(7)\ntime.sleep(60)"
+            assert len(find("launch/failed_rank", run("-c", fails, status=1).stderr, rank=5, host="node3")) == 1
+            run("-c", ALL_REDUCE)
+            run("--end")
+            assert job.wait(DEADLINE_S) == 0
+        finally:
+            processes.end_tree(job.pid)
+
+
+# The communicator
+
+
+def make_ranks(size: int) -> list[SocketCommunicator]:
+    """Return the communicators of so many ranks in this process."""
+    pairs = {rank: socket.socketpair() for rank in range(1, size)}
+    links = [Links(0, size, {rank: ours for rank, (ours, _) in pairs.items()}),
+             *(Links(rank, size, {0: its}) for rank, (_, its) in pairs.items())]
+    return [SocketCommunicator(link, Meeting(rank, size, 0, True, "no MPI", "", 0, ""))
+            for rank, link in enumerate(links)]
+
+
+def on_all(ranks: list[SocketCommunicator], act: Callable[[SocketCommunicator], object]) -> list[object]:
+    """Return what each rank makes of its communicator, all at the same time."""
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(act, ranks))
+
+
+@pytest.mark.unit
+def test_messages_of_two_communicators_never_meet() -> None:
+    ranks = make_ranks(3)
+    others = [one.duplicate() for one in ranks]
+    others[1].send("other", 0)
+    ranks[1].send({"a": b"x" * 10**4}, 0)
+    ranks[2].send(7, 0)
+
+    def receive(one: SocketCommunicator, rank: int | None = None) -> object:
+        deadline = time.monotonic() + DEADLINE_S
+        while (found := one.receive(rank)) is None and time.monotonic() < deadline:
+            pass
+        return found
+
+    assert receive(ranks[0], 2) == (2, 7)
+    assert receive(ranks[0]) == (1, {"a": b"x" * 10**4})
+    assert receive(others[0]) == (1, "other")
+    assert ranks[0].receive() is None
+
+
+@pytest.mark.unit
+def test_reductions_follow_each_other() -> None:
+    def reduce(one: SocketCommunicator) -> list[int]:
+        reduction, found = one.make_reduction(), []
+        for number in range(50):
+            reduction.start((number * (one.rank + 3)) % 11).wait()
+            found.append(reduction.result)
+        one.finalize()
+        return found
+
+    expected = [max((number * (rank + 3)) % 11 for rank in range(4)) for number in range(50)]
+    assert on_all(make_ranks(4), reduce) == [expected] * 4
+
+
+@pytest.mark.process
+def test_a_stranger_at_the_meeting_is_turned_away() -> None:
+    listener = listen("127.0.0.1", 0)
+    port = int(listener.getsockname()[1])
+    with contextlib.closing(socket.create_connection(("127.0.0.1", port))) as stranger:
+        stranger.sendall(os.urandom(48))
+        meetings = [Meeting(rank, 2, 0, True, "no MPI", "127.0.0.1", port, TOKEN) for rank in range(2)]
+        other = threading.Thread(target=lambda: meet(meetings[1], None, DEADLINE_S).send("here", 0))
+        other.start()
+        rank0 = meet(meetings[0], listener, DEADLINE_S)
+        other.join()
+        deadline = time.monotonic() + DEADLINE_S
+        while (found := rank0.receive()) is None and time.monotonic() < deadline:
+            pass
+        assert found == (1, "here")
+
+
+@pytest.mark.unit
+def test_a_file_that_is_no_hold_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    holds = [registry.Hold(f"job-{number}", "n1", "127.0.0.1", 7, TOKEN, 2, float(number)) for number in range(2)]
+    for one in holds:
+        registry.write_hold(one)
+    (tmp_path / "mpiddp" / "broken.hold").write_text("{")
+    assert registry.read_holds() == holds[::-1]
+    assert Path(registry.hold_path("job-0")).stat().st_mode & 0o777 == 0o600
+    registry.remove_hold("job-0")
+    assert registry.read_holds() == holds[1:]
