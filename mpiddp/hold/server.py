@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..base.config import LaunchConfig
+from ..base.errors import LocalLaunchError
 from ..base.files import format_os_error
 from ..base.stderr import write_line
 from ..base.text import format_ranges
@@ -50,11 +51,16 @@ def hold(preload: str, job: RunningJob, config: LaunchConfig) -> int:
     assert template.stdin is not None and template.stdout is not None
     template.stdin.write(json.dumps(plan._asdict()) + "\n")
     template.stdin.close()
-    if server is not None:
-        server.serve(job.membership.endpoint.run_id, template.pid, config.startup_timeout_s)
-    if status := template.wait():
-        why = template.stdout.read().strip()
-        raise RuntimeError(why or f"the template of rank {env.rank} has ended with status {status}")
+    failure = server.serve(job.membership.endpoint.run_id, template.pid, config.startup_timeout_s) if server else ""
+    if not failure and template.wait():
+        failure = template.stdout.read().strip()
+        if not failure:
+            sys.exit(f"the template of rank {env.rank} on {hostname()} has ended: status {template.returncode}")
+    if failure:
+        job.refuse_alone(LocalLaunchError(
+            "hold-failed", actual=failure,
+            needed="a template on each rank, a process that imports torch and what --preload names",
+            do="mend what is found, or leave it out of --preload"))
     return 0
 
 
@@ -62,7 +68,7 @@ def make_environ(job: RunningJob, rank: int, size: int) -> dict[str, str]:
     """Return the variables of a template: those with which this rank was started, without the MPI launcher's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith((*HIDDEN, "MPIDDP_"))}
     for name, former in job.membership.saved.items():
-        if name in ("OMP_NUM_THREADS",) or kept.get(name) != values_set.get(name):
+        if name == "OMP_NUM_THREADS" or kept.get(name) != values_set.get(name):
             continue
         kept.pop(name, None)
         if former is not None:
@@ -86,12 +92,12 @@ class Server:
         self._statuses: list[int] = []
         self._run_id = self._failure = ""
 
-    def serve(self, run_id: str, template: int, timeout_s: float) -> None:
-        """Serve until the hold ends, or this rank's template, a process; raise RuntimeError if it cannot begin."""
+    def serve(self, run_id: str, template: int, timeout_s: float) -> str:
+        """Serve until the hold ends, or this rank's template, a process; return why it could not begin, else empty."""
         self._run_id = run_id
         self._loop.watch_process(template, self._loop.stop)
         self._loop.set_timer("late", REMIND_AFTER_S, self._remind)
-        self._loop.set_timer("start", timeout_s, lambda: self._fail(f"no template within {timeout_s:g} s (--preload?)"))
+        self._loop.set_timer("start", timeout_s, lambda: self._fail(f"no template within {timeout_s:g} s"))
         signal.signal(signal.SIGTERM, self._on_sigterm)
         try:
             self._loop.run()
@@ -99,8 +105,7 @@ class Server:
             registry.remove_hold(run_id)
             for peer in self._templates.values():  # which end then
                 peer.close()
-        if self._failure:
-            raise RuntimeError(self._failure)
+        return self._failure
 
     def _on_sigterm(self, number: int, _: object) -> None:
         registry.remove_hold(self._run_id)
@@ -108,7 +113,7 @@ class Server:
         os.kill(os.getpid(), number)
 
     def _remind(self) -> None:
-        write_line(f"mpiddp: still waiting for the templates of ranks {self._missing}")
+        write_line(f"mpiddp: still waiting for the template of rank {self._missing}")
         self._loop.set_timer("late", REMIND_AFTER_S, self._remind)
 
     @property
@@ -116,7 +121,7 @@ class Server:
         return format_ranges(sorted(range(self._size) - self._templates.keys()))
 
     def _fail(self, why: str) -> None:
-        self._failure = f"ranks {self._missing}: {why}" if len(self._templates) < self._size else why
+        self._failure = f"rank {self._missing}: {why}" if len(self._templates) < self._size else why
         self._loop.stop()
 
     def _greet(self, connection: socket.socket) -> None:
