@@ -65,6 +65,7 @@ def main() -> int:
     if why := import_all(plan.preload):
         write_all(answer, why.encode(errors="replace"))
         os._exit(EXIT_CANNOT_START)  # a thread would be waited for
+    os.close(answer)  # no run inherits it
     connection = connect((plan.address, plan.port), plan.token, CONNECT_TIMEOUT_S, SERVER_PROOF_TIMEOUT_S)
     channel: Channel[protocol.FromTemplate, protocol.ToTemplate] = Channel(connection, SENT_CODEC)
     channel.send(protocol.Ready(plan.rank))
