@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 
 class Ready(NamedTuple):
-    """The first message of a template: this rank's has imported everything."""
+    """The first message of a template: this rank's has imported everything, or cannot, for a reason."""
 
     rank: int
+    error: str = ""
 
 
 class StartRun(NamedTuple):

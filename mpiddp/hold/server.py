@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 Peer = Connection[protocol.ToPeer, protocol.FromPeer]
 CODEC: Codec[protocol.FromPeer] = Codec(protocol.FromPeer)
 KILL_DELAY_S = 10.0  # for a run whose client is gone, or of which a rank has failed, to end by itself
+ERRORS_SPREAD_S = 1.0  # for all ranks to say why they cannot begin
 REMIND_AFTER_S = 10.0  # of the hold's start until the ranks are named that are awaited
 HIDDEN = ("PMI_", "PMI2_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "HYDI_", "MPIEXEC_", "I_MPI_PM")
 
@@ -47,15 +48,13 @@ def hold(preload: str, job: RunningJob, config: LaunchConfig) -> int:
     lowest, is_one_node = ranks.ranks.find_node()
     plan = Template(address, port, token, preload, env.rank, env.world_size, lowest, is_one_node, ranks.ranks.library)
     template = subprocess.Popen([sys.executable, "-m", "mpiddp.hold.template"], stdin=subprocess.PIPE,
-                                stdout=subprocess.PIPE, text=True, env=make_environ(job, env.rank, env.world_size))
-    assert template.stdin is not None and template.stdout is not None
+                                text=True, env=make_environ(job, env.rank, env.world_size))
+    assert template.stdin is not None
     template.stdin.write(json.dumps(plan._asdict()) + "\n")
     template.stdin.close()
     failure = server.serve(job.membership.endpoint.run_id, template.pid, config.startup_timeout_s) if server else ""
     if not failure and template.wait():
-        failure = template.stdout.read().strip()
-        if not failure:
-            sys.exit(f"the template of rank {env.rank} on {hostname()} has ended: status {template.returncode}")
+        sys.exit(f"the template of rank {env.rank} on {hostname()} has ended: status {template.returncode}")
     if failure:
         job.refuse_alone(LocalLaunchError(
             "hold-failed", actual=failure,
@@ -85,6 +84,7 @@ class Server:
         self.where = address, self._listener.port, token
         self._size, self._began_s = size, time.monotonic()
         self._templates: dict[int, Peer] = {}
+        self._errors: dict[int, str] = {}  # by rank: why its template cannot be one
         self._client: Peer | None = None
         self._run: protocol.StartRun | None = None
         self._is_forked = False
@@ -97,7 +97,8 @@ class Server:
         self._run_id = run_id
         self._loop.watch_process(template, self._loop.stop)
         self._loop.set_timer("late", REMIND_AFTER_S, self._remind)
-        self._loop.set_timer("start", timeout_s, lambda: self._fail(f"no template within {timeout_s:g} s"))
+        self._loop.set_timer("start", timeout_s, lambda: self._fail(
+            f"rank {self._missing}: no template within {timeout_s:g} s"))
         signal.signal(signal.SIGTERM, self._on_sigterm)
         try:
             self._loop.run()
@@ -116,12 +117,17 @@ class Server:
         write_line(f"mpiddp: still waiting for the template of rank {self._missing}")
         self._loop.set_timer("late", REMIND_AFTER_S, self._remind)
 
+    def _fail_to_import(self) -> None:
+        """Say why templates cannot be any: the first one's reason, and which others have the same."""
+        why = self._errors[min(self._errors)]
+        self._fail(f"{why} (rank {format_ranges(sorted(rank for rank, one in self._errors.items() if one == why))})")
+
     @property
     def _missing(self) -> str:
         return format_ranges(sorted(range(self._size) - self._templates.keys()))
 
     def _fail(self, why: str) -> None:
-        self._failure = f"rank {self._missing}: {why}" if len(self._templates) < self._size else why
+        self._failure = why
         self._loop.stop()
 
     def _greet(self, connection: socket.socket) -> None:
@@ -137,9 +143,12 @@ class Server:
 
     def _on_message(self, peer: Peer, message: protocol.FromPeer | Unreadable) -> None:
         match message:
-            case protocol.Ready(rank):
+            case protocol.Ready(rank, error):
                 self._templates[rank] = peer
-                if len(self._templates) == self._size:
+                if error:
+                    self._errors[rank] = error
+                    self._loop.set_timer("errors", ERRORS_SPREAD_S, self._fail_to_import)
+                if len(self._templates) == self._size and not self._errors:
                     self._announce()
             case protocol.StartRun():
                 self._start(peer, message)

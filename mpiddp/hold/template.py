@@ -1,7 +1,7 @@
 """A rank's template: a process without threads that has imported torch, and forks the ranks of runs.
 
 A rank of the hold starts it as a program of its own, so that it has nothing of MPI's. Its stdin has a line of JSON, a
-`Template`; to its stdout it writes why it cannot be one.
+`Template`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ..agent.process_cleanup import end_descendants
 from ..base.config import LaunchConfig
-from ..base.stderr import write_all, write_line
+from ..base.stderr import write_line
 from ..bootstrap.prepare import fast_import
 from ..discovery.runtime import hostname
 from ..ipc.authentication import CONNECT_TIMEOUT_S, SERVER_PROOF_TIMEOUT_S, connect
@@ -57,21 +57,17 @@ class Template(NamedTuple):
 def main() -> int:
     """Be a template until the hold ends; in the ranks of runs, be one, and return its exit status."""
     plan = Template(**json.loads(sys.stdin.readline()))
-    answer = os.dup(1)
-    os.dup2(2, 1)  # packages may print while they are imported
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    if why := import_all(plan.preload):
-        write_all(answer, why.encode(errors="replace"))
-        os._exit(EXIT_CANNOT_START)  # a thread would be waited for
-    os.close(answer)  # no run inherits it
+    error = import_all(plan.preload)
     connection = connect((plan.address, plan.port), plan.token, CONNECT_TIMEOUT_S, SERVER_PROOF_TIMEOUT_S)
     channel: Channel[protocol.FromTemplate, protocol.ToTemplate] = Channel(connection, SENT_CODEC)
-    channel.send(protocol.Ready(plan.rank))
+    channel.send(protocol.Ready(plan.rank, error))
     keeper = Keeper(channel, plan.address)
-    fork = keeper.run()
-    return 0 if fork is None else run(plan, fork, keeper.listener)
+    if (fork := keeper.run()) is None:
+        os._exit(0)  # a thread of a package would be waited for
+    return run(plan, fork, keeper.listener)
 
 
 def import_all(preload: str) -> str:
