@@ -1,7 +1,4 @@
-"""Run a script in a hold: `python -m mpiddp.run [--env NAME]… [options] script.py [arguments]`; --end ends the hold.
-
-The options are those of `python -m mpiddp`. Each --env passes on a variable of this shell.
-"""
+"""Run a script in a hold: `python -m mpiddp.run [--env NAME]… [options] script.py [arguments]`."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import signal
 import sys
 
 from .base.config import CheckMode, LaunchConfig
-from .base.stderr import write_all, write_line
+from .base.stderr import print_answer, write_all, write_line
 from .cli import read_config
 from .discovery.runtime import hostname
 from .hold import protocol
@@ -24,12 +21,23 @@ from .systems.launchers import MPIRUN
 from .systems.statuses import EXIT_CANNOT_START, EXIT_OUTPUT_LOST, EXIT_USAGE
 
 CODEC: Codec[protocol.ToClient] = Codec(protocol.ToClient)
+HELP = f"""\
+usage: python -m mpiddp.run [--env NAME]… [options] script.py [arguments]
+       python -m mpiddp.run --end
+
+Run a script at once, in the ranks that `{MPIRUN.command} python -m mpiddp.hold` keeps.
+
+  --env NAME   pass on a variable of this shell, besides MPIDDP_…; before all other options, once for each variable
+  --end        end the hold, and a script that runs in it
+  options      those of python -m mpiddp (see its --help), except --check, --stage, --trace, --explain and --no-agent"""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def main() -> int:
     """Run a script in a hold, and return its exit status."""
     open_closed_streams()
+    if sys.argv[1:2] in (["-h"], ["--help"]):
+        return print_answer(HELP)
     try:
         request = read_request(sys.argv[1:])
     except argparse.ArgumentTypeError as error:
@@ -45,7 +53,7 @@ def main() -> int:
         except (OSError, EOFError):
             continue
         return talk(Channel(connection, CODEC), request)
-    write_line("mpiddp.run: no hold of yours runs, or none that this host can reach; start one: "
+    write_line("mpiddp.run: no hold of yours is ready, or none that this host can reach; start one: "
                f"{MPIRUN.command} python -m mpiddp.hold")
     return EXIT_CANNOT_START
 
@@ -58,7 +66,7 @@ def read_request(arguments: list[str]) -> protocol.StartRun | protocol.EndHold:
     while arguments[:1] == ["--env"]:
         name, arguments = " ".join(arguments[1:2]), arguments[2:]
         if name not in os.environ:
-            raise argparse.ArgumentTypeError(f"mpiddp.run: --env {name}: this shell has no such variable")
+            raise argparse.ArgumentTypeError(f"mpiddp.run: --env {name}: this shell has no variable of this name")
         names.append(name)
     config = read_config(arguments, os.environ)
     if not isinstance(config, LaunchConfig):

@@ -145,7 +145,7 @@ def test_named_variables_are_passed_on(hold: Hold) -> None:
         done = check(hold.run("--env", "SEVEN", "--quiet", "-c", code))
     assert done.stdout == "a b None\n" * 2
     assert check(hold.run("--env", "SEVEN", "-c", code), 2).stderr == (
-        "mpiddp.run: --env SEVEN: this shell has no such variable\n")
+        "mpiddp.run: --env SEVEN: this shell has no variable of this name\n")
 
 
 @pytest.mark.mpi
@@ -186,6 +186,40 @@ def test_a_signal_to_the_client_ends_the_run_alone(hold: Hold, number: signal.Si
         assert run.wait(DEADLINE_S) == status
     assert len(find("launch/outside_signal", text, signal=number.name)) == 1
     check(hold.run("-c", ALL_REDUCE))
+
+
+@pytest.mark.mpi
+def test_a_second_interrupt_ends_ranks_in_native_code(hold: Hold) -> None:
+    code = ("import os, time, torch, torch.distributed as dist\nprint('began\\n', end='', flush=True)\n"
+            "if os.environ['RANK'] == '0': dist.all_reduce(torch.ones(1))\nelse: dist.barrier()")
+    with hold.start("-c", code) as run:
+        await_began(run)
+        time.sleep(0.5)
+        run.send_signal(signal.SIGINT)
+        time.sleep(2.0)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(DEADLINE_S) in (130, 143)
+    check(hold.run("-c", ALL_REDUCE))
+
+
+@pytest.mark.mpi
+def test_where_asks_the_run_and_not_its_hold(hold: Hold) -> None:
+    with hold.start("-c", WAITS) as run:
+        await_began(run)
+        ask, environ = (str(hold.mpi.python), "-m", "mpiddp.where"), {**hold.environ, **on_path(ROOT)}
+        deadline = time.monotonic() + DEADLINE_S  # the run can be found a moment after its start
+        while "<string>:3" not in (said := processes.run(*ask, timeout=DEADLINE_S, env=environ, cwd=ROOT).stdout):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(DEADLINE_S) == 143
+    assert "<string>:3" in said
+
+
+@pytest.mark.mpi
+def test_its_help_is_its_own(hold: Hold) -> None:
+    assert "--end        end the hold" in check(hold.run("--help")).stdout
 
 
 @pytest.mark.mpi
@@ -366,7 +400,7 @@ def test_without_a_hold_it_says_how_to_start_one(quick: Mpi, tmp_path: Path) -> 
     environ = {**single_node_environ(quick), "XDG_STATE_HOME": str(tmp_path)}
     done = processes.run(str(quick.python), "-m", "mpiddp.run", "x.py", timeout=DEADLINE_S, cwd=ROOT, env=environ)
     assert done.returncode == 3
-    assert done.stderr == ("mpiddp.run: no hold of yours runs, or none that this host can reach; start one: mpirun "
+    assert done.stderr == ("mpiddp.run: no hold of yours is ready, or none that this host can reach; start one: mpirun "
                            "python -m mpiddp.hold\n")
 
 

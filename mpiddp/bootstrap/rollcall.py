@@ -77,10 +77,9 @@ class Rendezvous:
     @property
     def comm(self) -> MPI.Comm:
         """MPI's communicator."""
-        from .mpi_communicator import MpiCommunicator
-
-        assert isinstance(self.ranks, MpiCommunicator)
-        return self.ranks.comm
+        ranks: Any = self.ranks  # MPI's; a script may have unloaded its class
+        comm: MPI.Comm = ranks.comm
+        return comm
 
     @property
     def remaining_s(self) -> float:

@@ -171,10 +171,10 @@ class SocketCommunicator:
         waiting = self._links.messages.setdefault(self._group, [])
         if not waiting:
             self._links.advance(POLL_S)
-        found = next((message for message in waiting if rank in (None, message[0])), None)
-        if found is not None:
-            waiting.remove(found)
-        return found
+        first = next((message for message in waiting if rank in (None, message[0])), None)
+        if first is not None:
+            waiting.remove(first)
+        return first
 
     def start_barrier(self) -> Pending:
         """Return what is complete when all ranks have called this."""

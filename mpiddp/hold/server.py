@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Peer = Connection[protocol.ToPeer, protocol.FromPeer]
 CODEC: Codec[protocol.FromPeer] = Codec(protocol.FromPeer)
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)  # what each Ctrl-C sends: ranks may be in native code
 KILL_DELAY_S = 10.0  # for a run whose client is gone, or of which a rank has failed, to end by itself
 ERRORS_SPREAD_S = 1.0  # for all ranks to say why they cannot begin
 REMIND_AFTER_S = 10.0  # of the hold's start until the ranks are named that are awaited
@@ -89,6 +90,7 @@ class Server:
         self._run: protocol.StartRun | None = None
         self._is_forked = False
         self._early: list[int] = []  # signals of the client, until the run is forked
+        self._interrupts = 0  # of the client
         self._statuses: list[int] = []
         self._run_id = self._failure = ""
 
@@ -120,7 +122,7 @@ class Server:
     def _fail_to_import(self) -> None:
         """Say why templates cannot be any: the first one's reason, and which others have the same."""
         why = self._errors[min(self._errors)]
-        self._fail(f"{why} (rank {format_ranges(sorted(rank for rank, one in self._errors.items() if one == why))})")
+        self._fail(f"{why} (rank {format_ranges(sorted(rank for rank, error in self._errors.items() if error == why))})")
 
     @property
     def _missing(self) -> str:
@@ -155,6 +157,9 @@ class Server:
             case protocol.EndHold():
                 self._end()
             case protocol.Signal(number) if peer is self._client:
+                if number == signal.SIGINT:
+                    number = INTERRUPTS[min(self._interrupts, len(INTERRUPTS) - 1)]
+                    self._interrupts += 1
                 if self._is_forked:
                     self._kill(number)
                 else:
@@ -225,6 +230,7 @@ class Server:
         """Be ready for the next run."""
         self._loop.cancel_timers("terminate", "kill")
         self._client, self._run, self._is_forked, self._early, self._statuses = None, None, False, [], []
+        self._interrupts = 0
 
     def _kill(self, number: int) -> None:
         self._send_all(protocol.Signal(number))

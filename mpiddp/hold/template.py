@@ -34,9 +34,10 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # (linux/prctl.h)
 READ_BYTES = 2**16
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 OUTPUT_GRACE_S = 0.2  # for what outlives the run's rank to be written
-# What a run needs of mpiddp and torch, and would import otherwise.
-MODULES = ("torch", "torch.distributed", "mpiddp.launch", "mpiddp.bootstrap.membership", "mpiddp.agent.process",
-           "mpiddp.agent.connections", "mpiddp.agent.coordinator_server", "mpiddp.reporting.map")
+# What a run needs of mpiddp and torch, and would import otherwise; DistributedDataParallel imports torch._dynamo.
+MODULES = ("torch", "torch.distributed", "torch._dynamo", "mpiddp.launch", "mpiddp.bootstrap.membership",
+           "mpiddp.agent.process", "mpiddp.agent.connections", "mpiddp.agent.coordinator_server",
+           "mpiddp.reporting.map")
 SENT_CODEC: Codec[protocol.ToTemplate] = Codec(protocol.ToTemplate)
 
 

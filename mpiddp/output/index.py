@@ -73,5 +73,6 @@ def find_last_line(tail: bytes) -> str:
         last = LINE_END.split((before if report else text).rstrip())[-1]
     else:
         last = report + LINE_END.split(after)[0]
-    shown = (one if one.isprintable() else one.encode("unicode_escape").decode() for one in last.strip())
+    shown = (character if character.isprintable() else character.encode("unicode_escape").decode()
+             for character in last.strip())
     return "".join(shown)[:MAX_LINE_CHARS]

@@ -183,7 +183,7 @@ def run_script(job: RunningJob, config: LaunchConfig) -> int:
     """Run the script and return its exit status; end the job on all ranks if it fails."""
     assert config.script is not None
     title = f"rank {job.membership.environment.rank}: {config.script.command}"  # not longer than `python -m mpiddp` ...
-    set_process_title(title, read_text("/proc/self/comm").strip())
+    set_process_title(title.encode(errors="replace").decode(), read_text("/proc/self/comm").strip())
     job.membership.groups.adopt_calls()
     hook_exec(functools.partial(leave_before_exec, job))
     protect_workers()

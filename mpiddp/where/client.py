@@ -82,6 +82,8 @@ def find_endpoint(job: str) -> JobEndpoint:
                if not job or wanted in endpoint.names or endpoint.run_id.startswith(job)
                or (endpoint.number and not endpoint.by_slurm and not endpoint.step
                    and wanted.partition(".")[0] == endpoint.number)}
+    if not job and any(endpoint.script for endpoint in by_path.values()):  # not the hold of a run
+        by_path = {path: endpoint for path, endpoint in by_path.items() if endpoint.script}
     matches = list(by_path.values())
     if len(matches) > 1:
         running, silent = find_running(by_path)
