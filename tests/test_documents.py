@@ -87,7 +87,7 @@ RUN_BY = {
     "mpiexec -n 2 python -m mpiddp -m pytest -x tests": ("tests/test_api.py::test_pytest_in_ranks", '"-m", "pytest"'),
     **dict.fromkeys(
         ("mpirun -n 2 python -m mpiddp.hold &", "python -m mpiddp.run examples/hello_world.py",
-         "python -m mpiddp.run --end"),
+         "python -m mpiddp.run train.py", "python -m mpiddp.run --end"),
         ("tests/test_hold.py::test_a_script_runs_as_it_is_on_disk_now", '"mpiddp.run"')),
     "python -m tests.cpython": ("tests/cpython/test_cpython.py::test_the_command", '"tests.cpython"'),
     "python -m tests.scripts": ("tests/scripts/test_scripts.py::test_the_command", '"tests.scripts"'),

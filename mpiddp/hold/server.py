@@ -122,7 +122,8 @@ class Server:
     def _fail_to_import(self) -> None:
         """Say why templates cannot be any: the first one's reason, and which others have the same."""
         why = self._errors[min(self._errors)]
-        self._fail(f"{why} (rank {format_ranges(sorted(rank for rank, error in self._errors.items() if error == why))})")
+        ranks = sorted(rank for rank, error in self._errors.items() if error == why)
+        self._fail(f"{why} (rank {format_ranges(ranks)})")
 
     @property
     def _missing(self) -> str:
