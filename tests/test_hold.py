@@ -422,6 +422,42 @@ def test_a_template_that_is_killed_ends_the_hold(quick: Mpi, tmp_path: Path) -> 
 
 
 @pytest.mark.mpi
+def test_a_hold_ends_whose_client_takes_nothing(quick: Mpi, tmp_path: Path) -> None:
+    """Its output has filled all there is between them, and the rank has ended."""
+    hold = Hold(quick, tmp_path)
+    code = """
+import os, threading, time
+def speak():
+    while True:
+        print("x" * 9999)
+threading.Thread(target=speak, daemon=True).start()
+time.sleep(3)
+os._exit(3)
+"""
+    try:
+        with hold.start("--quiet", "-c", code) as run:
+            assert run.stdout is not None
+            run.stdout.readline()
+            run.send_signal(signal.SIGSTOP)
+            time.sleep(5.0)
+            check(hold.run("--end"))
+            assert hold.process.wait(DEADLINE_S) == 0
+            run.kill()
+    finally:
+        hold.close()
+
+
+@pytest.mark.mpi
+def test_a_template_that_never_comes_is_named(quick: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text(
+        "import os, time\nif os.environ['_MPIDDP_HOLD_RANK'] == '1':\n    time.sleep(600)\n")
+    done = mpiexec(quick, 2, "--preload", "hangs", module="mpiddp.hold",
+                   env={**on_path(ROOT, tmp_path), "MPIDDP_STARTUP_TIMEOUT": "25"})
+    assert "mpiddp: still waiting for the template of rank 1\n" in check(done, 3).stderr
+    assert "  found    rank 1: no template within 25 s\n" in done.stderr
+
+
+@pytest.mark.mpi
 def test_a_package_that_cannot_be_preloaded_is_named(quick: Mpi, tmp_path: Path) -> None:
     (tmp_path / "begins.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()")

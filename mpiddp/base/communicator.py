@@ -20,7 +20,7 @@ class Reduction(Protocol):
 
     @property
     def result(self) -> int:
-        """The largest of the ranks' values, once the request is complete; 0 for the first one, which only prepares."""
+        """The largest of the ranks' values, once the request is complete; MPI's first one only prepares: 0."""
 
     def start(self, value: int) -> Request:
         """Start the next one with this rank's value, at least 0. Collective, but it does not wait."""

@@ -57,7 +57,7 @@ class Pending:
     def wait(self) -> None:
         """Return when it is complete."""
         while not self._is_complete():
-            time.sleep(0)
+            time.sleep(POLL_S / 10)
 
 
 class Links:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import sys
-from functools import partial
 from typing import NamedTuple
 
-from ..base.files import find_risk, open_checked
-from ..where.registry import registry_folder, remove_file
+from ..where.registry import read_private, registry_folder, remove_file, write_private
 
 SUFFIX = ".hold"
 
@@ -30,12 +27,7 @@ class Hold(NamedTuple):
 
 def write_hold(hold: Hold) -> None:
     """Write a hold's file, which its user alone can read; raise OSError."""
-    path = hold_path(hold.run_id)
-    remove_file(path)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    descriptor = open_checked(path, flags, partial(find_risk, job_folder=True), 0o700, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        json.dump(hold._asdict(), file)
+    write_private(hold_path(hold.run_id), hold._asdict())
 
 
 def remove_hold(run_id: str) -> None:
@@ -58,9 +50,7 @@ def read_holds() -> list[Hold]:
     holds = []
     with contextlib.suppress(OSError):
         for name in os.listdir(registry_folder()):
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                path = os.path.join(registry_folder(), name)
-                if name.endswith(SUFFIX) and os.lstat(path).st_uid == os.getuid():
-                    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="utf-8") as file:
-                        holds.append(Hold(**json.load(file)))
+            with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+                if name.endswith(SUFFIX):
+                    holds.append(Hold(**read_private(os.path.join(registry_folder(), name))))
     return sorted(holds, key=lambda hold: -hold.started_s)

@@ -22,7 +22,7 @@ from ..ipc.authentication import AuthListener, enable_keepalive
 from ..ipc.channel import Codec, Unreadable, listen
 from ..ipc.connection import Connection
 from ..ipc.event_loop import EventLoop
-from ..systems.launchers import HOLD_RANK, HOLD_SIZE
+from ..systems.launchers import HOLD, HOLD_RANK, HOLD_SIZE
 from . import protocol, registry
 from .template import Template
 
@@ -37,17 +37,17 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)  # what each Ctrl-C
 KILL_DELAY_S = 10.0  # for a run whose client is gone, or of which a rank has failed, to end by itself
 ERRORS_SPREAD_S = 1.0  # for all ranks to say why they cannot begin
 REMIND_AFTER_S = 10.0  # of the hold's start until the ranks are named that are awaited
-HIDDEN = ("PMI_", "PMI2_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "HYDI_", "MPIEXEC_", "I_MPI_PM")
 
 
 def hold(preload: str, job: RunningJob, config: LaunchConfig) -> int:
     """Hold this rank until the end, and return its exit status."""
-    ranks, env = job.membership.rendezvous, job.membership.environment
+    rendezvous, env = job.membership.rendezvous, job.membership.environment
     server = Server(job.membership.endpoint.address, env.world_size) if env.rank == 0 else None
     where = ("", 0, "") if server is None else server.where
-    address, port, token = ranks.exchange("starting the hold", None, lambda all_ranks: [where] * len(all_ranks))
-    lowest, is_one_node = ranks.ranks.find_node()
-    plan = Template(address, port, token, preload, env.rank, env.world_size, lowest, is_one_node, ranks.ranks.library)
+    address, port, token = rendezvous.exchange("starting the hold", None, lambda ranks: [where] * len(ranks))
+    lowest, is_one_node = rendezvous.ranks.find_node()
+    plan = Template(address, port, token, preload, env.rank, env.world_size, lowest, is_one_node,
+                    rendezvous.ranks.library)
     template = subprocess.Popen([sys.executable, "-m", "mpiddp.hold.template"], stdin=subprocess.PIPE,
                                 text=True, env=make_environ(job, env.rank, env.world_size))
     assert template.stdin is not None
@@ -66,7 +66,7 @@ def hold(preload: str, job: RunningJob, config: LaunchConfig) -> int:
 
 def make_environ(job: RunningJob, rank: int, size: int) -> dict[str, str]:
     """Return the variables of a template: those with which this rank was started, without the MPI launcher's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith((*HIDDEN, "MPIDDP_"))}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith((*HOLD.hides_always, "MPIDDP_"))}
     for name, former in job.membership.saved.items():
         if name == "OMP_NUM_THREADS" or kept.get(name) != values_set.get(name):
             continue

@@ -18,7 +18,9 @@ import socket
 import sys
 from typing import NamedTuple
 
+from ..agent.process import PR_SET_CHILD_SUBREAPER
 from ..agent.process_cleanup import end_descendants
+from ..agent.start import PR_SET_PDEATHSIG
 from ..base.config import LaunchConfig
 from ..base.stderr import write_line
 from ..bootstrap.prepare import fast_import
@@ -30,7 +32,6 @@ from ..systems.statuses import EXIT_CANNOT_START, wait_status_to_shell
 from . import protocol
 from .communicator import Meeting, meet
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # (linux/prctl.h)
 READ_BYTES = 2**16
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 OUTPUT_GRACE_S = 0.2  # for what outlives the run's rank to be written

@@ -382,7 +382,9 @@ TORCHRUN = Launcher("torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), fit
                     alone=lambda environ: "TORCHELASTIC_RUN_ID" in environ)
 SRUN_PMIX = f"{SRUN.command} {SRUN.options[PMIX]}"  # in examples
 HOLD_RANK, HOLD_SIZE = "_MPIDDP_HOLD_RANK", "_MPIDDP_HOLD_SIZE"
-HOLD = Launcher("mpiddp.hold", (HOLD_RANK,), (HOLD_SIZE,), own=frozenset(), tested="with each MPI's launcher")
+HOLD = Launcher(
+    "mpiddp.hold", (HOLD_RANK,), (HOLD_SIZE,), own=frozenset(), tested="with each MPI's launcher",
+    hides_always=("PMI_", "PMI2_", "PMIX_", "OMPI_", "PRTE_", "MPI_LOCAL", "HYDRA_", "HYDI_", "MPIEXEC_", "I_MPI_PM"))
 # In the order in which they are looked for: a launcher inside a task of another one sets its variables beside those.
 LAUNCHERS: tuple[Launcher, ...] = (HOLD, JSRUN, MPIRUN, PSSLURM, PARASTATION, MPIRUN_RSH, HYDRA, SRUN, FLUX_RUN, PALS,
                                    APRUN, IBRUN, PMIX_LAUNCHER, TORCHRUN)

@@ -70,18 +70,31 @@ def write_endpoint(endpoint: JobEndpoint) -> None:
 
     The user's group may be able to write to a folder above, as a umask of 002 permits: the group often has one member.
     """
-    path = endpoint_path(endpoint)
-    new = f"{path}.new"
     with contextlib.suppress(OSError):
+        write_private(endpoint_path(endpoint), endpoint._asdict())
+
+
+def write_private(path: str, fields: dict[str, Any]) -> None:
+    """Write a file that this user alone can read, with the folders above it, in one step; raise OSError."""
+    new = f"{path}.new"
+    remove_file(new)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        descriptor = open_checked(new, flags, partial(find_risk, job_folder=True), 0o700, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(fields, file)
+        os.rename(new, path)
+    finally:
         remove_file(new)
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            descriptor = open_checked(new, flags, partial(find_risk, job_folder=True), 0o700, 0o600)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                json.dump(endpoint._asdict(), file)
-            os.rename(new, path)
-        finally:
-            remove_file(new)
+
+
+def read_private(path: str) -> Any:
+    """Return what a file of this user's holds; raise OSError or ValueError if it is none."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="utf-8") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+            raise PermissionError(path)
+        return json.loads(file.read(MAX_FILE_BYTES))
 
 
 def remove_endpoint(endpoint: JobEndpoint) -> None:
@@ -104,11 +117,9 @@ def read_endpoints() -> dict[str, JobEndpoint]:
     for name in names:
         with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
             path = os.path.join(registry_folder(), name)
-            with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="utf-8") as file:
-                status = os.fstat(file.fileno())
-                if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and name.endswith(".json"):
-                    endpoint = parse_endpoint(json.loads(file.read(MAX_FILE_BYTES)))
-                    endpoints.append((status.st_mtime, path, endpoint))
+            if name.endswith(".json"):
+                endpoint = parse_endpoint(read_private(path))
+                endpoints.append((os.stat(path).st_mtime, path, endpoint))
     return {path: endpoint for _, path, endpoint in sorted(endpoints, reverse=True)}
 
 
