@@ -37,14 +37,14 @@ from .base import timeline
 from .base.communicator import Communicator
 from .base.config import RESTART_VARIABLE, LaunchConfig
 from .base.errors import LaunchError, LocalLaunchError
-from .base.stderr import warn, write_line
+from .base.stderr import warn
 from .base.termination import flush, flush_and_wait, needs_exit_functions, skip_exit_functions
 from .bootstrap import site
 from .bootstrap.mpi_init import initialise_mpi
 from .bootstrap.prepare import bind_cores, collect_ready_facts, import_torch, set_torch_env
 from .bootstrap.probe import AddressProber
 from .bootstrap.rank0 import BootstrapHost
-from .bootstrap.refusal import format_refusal, refuse, refuse_alone, refusing_early
+from .bootstrap.refusal import refuse, refuse_alone, refusing_early
 from .bootstrap.rollcall import Rendezvous, await_all
 from .discovery import launchers, runtime
 from .discovery.host import collect_host_facts
@@ -251,9 +251,7 @@ def refusing(comm: Communicator, agent: AgentClient | NoAgent) -> Iterator[None]
         yield
     except LocalLaunchError as error:
         agent.report_locally_handled()
-        write_line(format_refusal(error))
-        flush_and_wait()
-        comm.abort(EXIT_CANNOT_START)
+        refuse_alone(comm, error)
     except LaunchError as error:
         agent.report_locally_handled()
         refuse(comm, error)
@@ -321,7 +319,9 @@ def start_program(comm: MPI.Comm, config: LaunchConfig) -> RunningJob:
     except LocalLaunchError as error:
         if comm.size == 1:
             raise
-        refuse_alone(error)
+        from .bootstrap.mpi_communicator import MpiCommunicator
+
+        refuse_alone(MpiCommunicator(comm), error)
 
 
 def join(comm: MPI.Comm, config: LaunchConfig, stop: Stop | None = None) -> RunningJob:

@@ -79,7 +79,7 @@ RUN_BY = {
     **{f"python -m tests.benchmarks.{name}": (
         f"tests/benchmarks/test_benchmarks.py::test_{name}", f'"tests.benchmarks.{name}", ')
        for name in ("startup", "threads", "failure", "scale", "flood", "asking", "recovery", "restarts", "output",
-                    "accusing", "site")},
+                    "accusing", "site", "hold")},
     "python -m tests.benchmarks.questions 100000": (
         "tests/benchmarks/test_benchmarks.py::test_questions", "tests.benchmarks.questions"),
     **dict.fromkeys(("python -m mpiddp.doctor --site site.toml", "python -m mpiddp.doctor --site FILE"), (

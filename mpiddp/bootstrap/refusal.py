@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ..base.errors import LaunchError, LocalLaunchError
 from ..base.polling import poll_until
 from ..base.stderr import LAUNCHER_FORWARDING_S, write_line
-from ..base.termination import abort, flush_and_wait
+from ..base.termination import flush_and_wait
 from ..discovery import launchers
 from ..discovery.site_profile import load_site
 from ..systems.statuses import EXIT_CANNOT_START
@@ -78,10 +78,8 @@ def refuse(comm: Communicator, error: LaunchError) -> None:
         poll_until(lambda: printed.Test() or None, time.monotonic() + SPEAKER_TIMEOUT_S)
 
 
-def refuse_alone(error: LocalLaunchError) -> NoReturn:
+def refuse_alone(comm: Communicator, error: LocalLaunchError) -> NoReturn:
     """Print a reason that only this rank knows, and end the job on all ranks."""
-    from mpi4py import MPI
-
     write_line(format_refusal(error))
     flush_and_wait()
-    abort(MPI, EXIT_CANNOT_START)
+    comm.abort(EXIT_CANNOT_START)

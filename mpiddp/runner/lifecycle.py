@@ -66,7 +66,7 @@ class RunningJob:
     def refuse_alone(self, error: LocalLaunchError) -> NoReturn:
         """Print on the terminal an error that only this rank knows, and end the job on all ranks."""
         if self.termination is None:
-            refuse_alone(error)
+            refuse_alone(self.membership.rendezvous.ranks, error)
         self.termination.refuse(error, format_refusal(error))
 
     def join_stop(self, begun: Stop | None = None) -> Stop:
