@@ -1,35 +1,44 @@
-"""Run a script in a hold: `python -m mpiddp.run [--env NAME]… [options] script.py [arguments]`."""
+"""Run a script in a hold, or lines of a prompt: `python -m mpiddp.run [options] script.py [arguments]`."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
 import sys
+import time
 
 from .base.config import CheckMode, LaunchConfig
-from .base.stderr import print_answer, write_all, write_line
+from .base.stderr import print_answer, write_line
 from .cli import read_config
 from .discovery.runtime import hostname
 from .hold import protocol
+from .hold.client import CODEC, ToServer, receive
 from .hold.registry import describe_python, read_holds, remove_hold
 from .ipc.authentication import CONNECT_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, connect
-from .ipc.channel import Channel, Codec
+from .ipc.channel import Channel
+from .options.table import split_command
 from .output.redirect import open_closed_streams
 from .systems.launchers import MPIRUN
-from .systems.statuses import EXIT_CANNOT_START, EXIT_OUTPUT_LOST, EXIT_USAGE
+from .systems.statuses import EXIT_CANNOT_START, EXIT_USAGE
 
-CODEC: Codec[protocol.ToClient] = Codec(protocol.ToClient)
+Request = protocol.StartRun | protocol.Renew | protocol.EndHold
 HELP = f"""\
-usage: python -m mpiddp.run [--env NAME]… [options] script.py [arguments]
-       python -m mpiddp.run --end
+usage: python -m mpiddp.run [--wait] [--env NAME]… [options] script.py [arguments]
+       python -m mpiddp.run [--wait] [--env NAME]… [options] -i
+       python -m mpiddp.run --renew | --end
 
 Run a script at once, in the ranks that `{MPIRUN.command} python -m mpiddp.hold` keeps.
 
-  --env NAME   pass on a variable of this shell, besides MPIDDP_…; before all other options, once for each variable
-  --end        end the hold, and a script that runs in it
-  options      those of python -m mpiddp (see its --help), except --check, --stage, --trace, --explain and --no-agent"""
+  --wait       wait for a hold that is not ready yet, at most for --startup-timeout, and for a script that runs in it
+  --env NAME   pass on a variable of this shell, besides MPIDDP_…; once for each variable
+  options      those of python -m mpiddp (see its --help), except --check, --stage, --trace, --explain and --no-agent
+  -i           a prompt: each line runs on all ranks, which keep what it defines; equal output appears once
+  --renew      let the hold import its packages again, as they are on disk now
+  --end        end the hold, and a script that runs in it"""
+POLL_INTERVAL_S = 0.2  # of a look for a hold
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -39,35 +48,74 @@ def main() -> int:
     if sys.argv[1:2] in (["-h"], ["--help"]):
         return print_answer(HELP)
     try:
-        request = read_request(sys.argv[1:])
+        request, wait_s = read_request(sys.argv[1:])
     except argparse.ArgumentTypeError as error:
         write_line(str(error))
         return EXIT_USAGE
+    deadline_s = time.monotonic() + wait_s
+    while (found := find_hold()) is None and time.monotonic() < deadline_s:
+        time.sleep(POLL_INTERVAL_S)
+    if found is None:
+        write_line("mpiddp.run: no hold of yours is ready, or none that this host can reach; start one: "
+                   f"{MPIRUN.command} python -m mpiddp.hold")
+        return EXIT_CANNOT_START
+    server, ranks = found
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    is_sent = server.send(request)
+    if isinstance(request, protocol.StartRun) and request.has_input:
+        from .hold.prompt import Prompt  # seldom needed
+
+        Prompt(server, ranks).talk()
+    if isinstance(request, protocol.StartRun):
+        pass_on_signals(server)
+    while not isinstance(request, protocol.EndHold) or not is_sent:
+        with contextlib.suppress(TimeoutError):
+            receive(server, 3600.0)
+    return 0
+
+
+def find_hold() -> tuple[ToServer, int] | None:
+    """Return a connection to the newest hold that can be reached, and its number of ranks; None if there is none."""
     for hold in read_holds():
         try:
             connection = connect((hold.address, hold.port), hold.token, CONNECT_TIMEOUT_S, HANDSHAKE_TIMEOUT_S)
         except ConnectionRefusedError:
             if hold.host == hostname():  # it was killed
                 remove_hold(hold.run_id)
-            continue
         except (OSError, EOFError):
-            continue
-        return talk(Channel(connection, CODEC), request)
-    write_line("mpiddp.run: no hold of yours is ready, or none that this host can reach; start one: "
-               f"{MPIRUN.command} python -m mpiddp.hold")
-    return EXIT_CANNOT_START
+            pass
+        else:
+            return Channel(connection, CODEC), hold.ranks
+    return None
 
 
-def read_request(arguments: list[str]) -> protocol.StartRun | protocol.EndHold:
-    """Return what a command line asks for; raise argparse.ArgumentTypeError with a line for the user."""
+def read_request(arguments: list[str]) -> tuple[Request, float]:
+    """Return what a command line asks for, and how many seconds to wait for a hold.
+
+    Raises argparse.ArgumentTypeError with a line for the user.
+    """
     if arguments == ["--end"]:
-        return protocol.EndHold()
+        return protocol.EndHold(), 0.0
+    if arguments == ["--renew"]:
+        return protocol.Renew(), 0.0
     names = [name for name in os.environ if name.startswith("MPIDDP_")]
-    while arguments[:1] == ["--env"]:
+    waits = False
+    while arguments[:1] in (["--env"], ["--wait"]):
+        if arguments[0] == "--wait":
+            waits, arguments = True, arguments[1:]
+            continue
         name, arguments = " ".join(arguments[1:2]), arguments[2:]
         if name not in os.environ:
             raise argparse.ArgumentTypeError(f"mpiddp.run: --env {name}: this shell has no variable of this name")
         names.append(name)
+    ours, command = split_command(arguments)
+    if is_prompt := "-i" in ours:
+        from .hold.prompt import OPTIONS
+
+        if command:
+            raise argparse.ArgumentTypeError(f"mpiddp.run: -i takes no script: {command[0]}")
+        ours.remove("-i")
+        arguments = [*ours, *OPTIONS]
     config = read_config(arguments, os.environ)
     if not isinstance(config, LaunchConfig):
         raise argparse.ArgumentTypeError("mpiddp.run: -n and --dry-run are for python -m mpiddp")
@@ -79,43 +127,18 @@ def read_request(arguments: list[str]) -> protocol.StartRun | protocol.EndHold:
                                              f"{MPIRUN.command} python -m mpiddp")
     variables = {name: os.environ[name] for name in names}
     try:
-        return protocol.StartRun(json.dumps(arguments), json.dumps(variables), os.getcwd(), describe_python())
+        request = protocol.StartRun(json.dumps(arguments), json.dumps(variables), os.getcwd(), describe_python(), waits,
+                                    is_prompt)
     except OSError as error:
         raise argparse.ArgumentTypeError(f"mpiddp.run: the working folder: {error.strerror}") from None
+    return request, waits * config.startup_timeout_s
 
 
-def talk(
-    channel: Channel[protocol.FromClient, protocol.ToClient], request: protocol.StartRun | protocol.EndHold
-) -> int:
-    """Let the hold's server do what is asked for; return the exit status."""
-    is_sent = channel.send(request)
-    if isinstance(request, protocol.EndHold) and is_sent:
-        return 0
+def pass_on_signals(server: ToServer) -> None:
+    """Pass on the signals of this process to the run."""
     for number in FORWARDED:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, lambda number, _: channel.send(protocol.Signal(number)))
-    while True:
-        try:
-            messages = channel.receive(3600.0)
-        except TimeoutError:
-            continue
-        except (EOFError, OSError):
-            write_line("mpiddp.run: the hold has ended")
-            return 1
-        for message in messages:
-            match message:
-                case protocol.Output(stream, data):
-                    try:
-                        write_all(stream, data)
-                    except OSError as error:
-                        if not isinstance(error, BrokenPipeError):
-                            write_line(f"mpiddp.run: cannot write its output: {error.strerror}")
-                        return EXIT_OUTPUT_LOST
-                case protocol.RunOver(status):
-                    return status
-                case protocol.Refused(reason):
-                    write_line(f"mpiddp.run: {reason}")
-                    return EXIT_CANNOT_START
+            signal.signal(number, lambda number, _: server.send(protocol.Signal(number)))
 
 
 if __name__ == "__main__":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
 import secrets
+import select
 import signal
 import subprocess
+import termios
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,13 +27,13 @@ MARK = "TESTS_JOB"  # a variable that all processes of a job inherit
 
 
 def run(*command: str, timeout: float, env: Mapping[str, str] | None = None,
-        cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        cwd: Path | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and return its exit status and output; raise TimeoutExpired at the deadline.
 
     The process and all its descendants are ended then; the error carries what they had printed. `timeout` is for an
     idle machine: the deadline is three times as long.
     """
-    with start(command, env, cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with start(command, env, cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
         try:
             out, err = process.communicate(timeout=PATIENCE * timeout)
         except BaseException as error:
@@ -61,6 +64,46 @@ def run_on_terminal(command: Sequence[str], env: Mapping[str, str]) -> bytes:
         end_tree(process.pid)
         process.wait(20)
     return said
+
+
+class Terminal:
+    """A command whose controlling terminal is ours to type at."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self._ours, its = pty.openpty()
+        self._process = start(command, env, stdin=its, stdout=its, stderr=its, preexec_fn=take_terminal)
+        os.close(its)
+        self._unread = ""
+
+    def close(self) -> None:
+        """End the command, if it has not ended."""
+        end_tree(self._process.pid)
+        self._process.wait(20)
+        os.close(self._ours)
+
+    def type(self, text: str) -> None:
+        """Type some text."""
+        os.write(self._ours, text.encode())
+
+    def wait_for(self, text: str) -> None:
+        """Read up to a text."""
+        deadline = time.monotonic() + TERMINAL_S
+        while text not in self._unread:
+            ready, _, _ = select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"{text!r} is not in {self._unread!r}")
+            self._unread += os.read(self._ours, 65536).decode()
+        self._unread = self._unread.partition(text)[2]
+
+    def wait(self) -> int:
+        """Return the command's exit status."""
+        return self._process.wait(TERMINAL_S)
+
+
+def take_terminal() -> None:
+    """Make stdin's terminal this session's, so that Ctrl-C is for it."""
+    default_signals()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def start(command: Sequence[str], env: Mapping[str, str] | None, cwd: Path | None = None,

@@ -16,17 +16,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 
 from mpiddp.hold import protocol, registry
 from mpiddp.hold.communicator import Links, Meeting, SocketCommunicator, meet
+from mpiddp.hold.prompt import read_ranks
 from mpiddp.hold.server import KILL_DELAY_S
 from mpiddp.ipc.authentication import connect
 from mpiddp.ipc.channel import Channel, Codec, listen
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import LOGIN, RUN
+from tests.holds import ALL_REDUCE, Hold, Remains, run_many
 from tests.messages import find
 from tests.support import (
     DEADLINE_S,
@@ -39,66 +40,12 @@ from tests.support import (
     check,
     check_hello,
     mpiexec,
-    mpiexec_command,
     need,
     on_path,
     single_node_environ,
 )
 
 TOKEN = "token"
-ALL_REDUCE = """
-import os, torch, torch.distributed as dist
-one = torch.ones(1)
-dist.all_reduce(one)
-print(f"{os.environ['RANK']} of {one.item():g}\\n", end="")
-"""
-
-
-class Hold:
-    """A hold of two ranks, whose user has a home of his own."""
-
-    def __init__(self, mpi: Mpi, home: Path, *options: object) -> None:
-        need(mpi.missing())
-        self.mpi, self.home = mpi, home
-        self.environ = processes.marked({**single_node_environ(mpi), "XDG_STATE_HOME": str(home)})
-        self.log = home / "hold.log"
-        with self.log.open("w") as log:
-            self.process = processes.start(mpiexec_command(mpi, 2, "-m", "mpiddp.hold", *options), self.environ, ROOT,
-                                           stdout=log, stderr=subprocess.STDOUT)
-        self.wait_for("mpiddp: a hold of 2 ranks is ready after")
-
-    def wait_for(self, words: str) -> None:
-        """Return when the hold has printed some words."""
-        deadline = time.monotonic() + DEADLINE_S
-        while words not in self.log.read_text():
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                raise TimeoutError(self.log.read_text())
-            time.sleep(0.05)
-
-    def command(self, *arguments: object) -> list[str]:
-        """Return the command of a run."""
-        return [str(self.mpi.python), "-m", "mpiddp.run", *map(str, arguments)]
-
-    def run(self, *arguments: object, cwd: Path = ROOT) -> Done:
-        """Run a script."""
-        return processes.run(*self.command(*arguments), timeout=DEADLINE_S, cwd=cwd,
-                             env={**self.environ, **on_path(ROOT)})
-
-    def start(self, *arguments: object) -> subprocess.Popen[str]:
-        """Start a script; its stdout is a pipe."""
-        return processes.start(self.command(*arguments), {**self.environ, **on_path(ROOT)}, ROOT,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-    def templates(self) -> list[psutil.Process]:
-        """Return the template processes."""
-        return [process for process, words in processes.with_mark(self.environ[processes.MARK]).items()
-                if "mpiddp.hold.template" in words]
-
-    def close(self) -> None:
-        """End the hold, if it has not ended; no process is left."""
-        processes.end_tree(self.process.pid)
-        assert processes.leftovers(self.environ) == []
-
 
 @pytest.fixture(scope="module", params=MPICH_FIRST)
 def hold(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hold]:
@@ -206,7 +153,7 @@ def test_a_second_interrupt_ends_ranks_in_native_code(hold: Hold) -> None:
 def test_where_asks_the_run_and_not_its_hold(hold: Hold) -> None:
     with hold.start("-c", WAITS) as run:
         await_began(run)
-        ask, environ = (str(hold.mpi.python), "-m", "mpiddp.where"), {**hold.environ, **on_path(ROOT)}
+        ask, environ = (str(hold.mpi.python), "-m", "mpiddp.where"), hold.environ
         deadline = time.monotonic() + DEADLINE_S  # the run can be found a moment after its start
         while "<string>:3" not in (said := processes.run(*ask, timeout=DEADLINE_S, env=environ, cwd=ROOT).stdout):
             if time.monotonic() > deadline:
@@ -229,12 +176,9 @@ def test_a_client_that_is_killed_ends_the_run_and_what_it_has_started(hold: Hold
         await_began(run)
         refused = hold.run("-c", ALL_REDUCE)
         assert refused.returncode == 3
-        assert refused.stderr == "mpiddp.run: another script runs in this hold\n"
+        assert refused.stderr == "mpiddp.run: another script runs in this hold; --wait waits for it\n"
         run.kill()
-    deadline = time.monotonic() + DEADLINE_S
-    while (done := hold.run("-c", ALL_REDUCE)).returncode == 3 and time.monotonic() < deadline:
-        time.sleep(0.2)
-    check(done)
+    check(hold.run("--wait", "-c", ALL_REDUCE))
     running = processes.with_mark(hold.environ[processes.MARK]).values()
     assert [words for words in running if "611" in words] == []
 
@@ -266,7 +210,7 @@ def talk(hold: Hold, *messages: protocol.FromClient) -> Channel[protocol.FromCli
 def ask(hold: Hold, code: str) -> protocol.StartRun:
     """Return the request to run some code."""
     python = f"Python {platform.python_version()} of {hold.mpi.python.parent.parent}"
-    return protocol.StartRun(json.dumps(["--quiet", "-c", code]), "{}", str(ROOT), python)
+    return protocol.StartRun(json.dumps(["--quiet", "-c", code]), "{}", str(ROOT), python, waits=False, has_input=False)
 
 
 @pytest.mark.mpi
@@ -283,10 +227,7 @@ def test_a_signal_that_comes_at_once_counts(hold: Hold) -> None:
 @pytest.mark.thorough("test_a_client_that_is_killed_ends_the_run_and_what_it_has_started")
 def test_a_client_that_ends_at_once_does_no_harm_to_the_next_run(hold: Hold) -> None:
     talk(hold, ask(hold, "pass")).close()
-    deadline = time.monotonic() + DEADLINE_S
-    while (done := hold.run("-c", f"import time; time.sleep({KILL_DELAY_S + 2})")).returncode == 3:
-        assert time.monotonic() < deadline
-    check(done)
+    check(hold.run("--wait", "-c", f"import time; time.sleep({KILL_DELAY_S + 2})"))
 
 
 @pytest.mark.mpi
@@ -295,17 +236,15 @@ def test_a_client_that_ends_at_once_does_no_harm_to_the_next_run(hold: Hold) -> 
 def test_a_clients_own_streams(hold: Hold, line: str, status: int) -> None:
     code = "for number in range(100_000): print('seven', number)"
     done = check(processes.run("bash", "-c", line, "bash", *hold.command("--quiet", "-c", code), timeout=DEADLINE_S,
-                               cwd=ROOT, env={**hold.environ, **on_path(ROOT)}), status)
+                               cwd=ROOT, env=hold.environ), status)
     assert "Traceback" not in done.stderr
-    deadline = time.monotonic() + DEADLINE_S
-    while hold.run("-c", "pass").returncode and time.monotonic() < deadline:
-        time.sleep(0.2)
+    check(hold.run("--wait", "-c", "pass"))
 
 
 @pytest.mark.mpi
 def test_nohup_protects_a_run(hold: Hold) -> None:
     command = ["nohup", *hold.command("--quiet", "-c", "print('began', flush=True); import time; time.sleep(1.5)")]
-    with processes.start(command, {**hold.environ, **on_path(ROOT)}, ROOT, stdout=subprocess.PIPE) as run:
+    with processes.start(command, hold.environ, ROOT, stdout=subprocess.PIPE) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "began\n"
         run.send_signal(signal.SIGHUP)
@@ -323,21 +262,12 @@ def test_a_hold_that_nobody_could_find_ends(quick: Mpi, tmp_path: Path) -> None:
 @pytest.mark.mpi
 @pytest.mark.thorough("single runs")
 def test_a_hundred_runs_leave_nothing(hold: Hold) -> None:
-    """One in five fails."""
-    fails = "import os, time\nif os.environ['RANK'] == '1': {}\ntime.sleep(60)"
-    ways = [*[(ALL_REDUCE, 0)] * 8, (fails.format("raise ValueError"), 1),
-            (fails.format("os.kill(os.getpid(), 9)"), 137)]
-
-    def look() -> list[int]:
-        """Return how many descriptors each process of the hold has."""
-        return sorted(one.num_fds() for one in processes.with_mark(hold.environ[processes.MARK]))
-
     check(hold.run("-c", ALL_REDUCE))
-    before, rss = look(), [one.memory_info().rss for one in hold.templates()]
-    for code, status in ways * 10:
-        check(hold.run("--quiet", "-c", code), status)
-    assert look() == before
-    assert all(one.memory_info().rss < 2**24 + was for one, was in zip(hold.templates(), rss, strict=True))
+    before = Remains(hold)
+    run_many(hold, 100, seed=7)
+    after = Remains(hold)
+    assert after.descriptors == before.descriptors
+    assert all(rss < 2**24 + was for rss, was in zip(after.rss, before.rss, strict=True))
 
 
 @pytest.mark.mpi
@@ -376,7 +306,7 @@ def test_mpi_is_the_holds(hold: Hold) -> None:
 @pytest.mark.parametrize(("arguments", "words"), [
     (("--trace=x", "x.py"), "--trace is not possible in a hold"), (("--check", "x.py"), "--check is not possible"),
     (("-n", "2", "x.py"), "-n and --dry-run are for python -m mpiddp"), (("--no-such", "x.py"), "--no-such"),
-    ((), "no script"),
+    ((), "no script"), (("-i", "x.py"), "-i takes no script: x.py"),
 ])
 def test_what_a_run_cannot_do(hold: Hold, arguments: tuple[str, ...], words: str) -> None:
     done = check(hold.run(*arguments), 2)
@@ -388,7 +318,7 @@ def test_another_python_is_refused(hold: Hold) -> None:
     other = MPIS["impi" if hold.mpi.name == "mpich" else "mpich"]
     need(other.missing())
     done = processes.run(str(other.python), "-m", "mpiddp.run", "-c", "pass", timeout=DEADLINE_S, cwd=ROOT,
-                         env={**hold.environ, **on_path(ROOT)})
+                         env=hold.environ)
     runs, this = (f"{mpi.python.parent.parent}" for mpi in (hold.mpi, other))
     assert done.returncode == 3
     assert re.fullmatch(rf"mpiddp.run: the hold runs Python \S+ of {runs}, and this is Python \S+ of {this}\n",
@@ -466,6 +396,147 @@ def test_a_package_that_cannot_be_preloaded_is_named(quick: Mpi, tmp_path: Path)
         done = mpiexec(quick, 2, "--preload", f"json,{name}", module="mpiddp.hold", env=on_path(ROOT, tmp_path))
         assert check(done, 3).stderr.count("mpiddp: cannot start: hold-failed\n") == 1
         assert re.search(rf"^  found    {re.escape(why)} \(rank (0|1|0-1)\)$", done.stderr, re.MULTILINE)
+
+
+# The prompt, waiting, and what is preloaded
+
+
+@pytest.mark.mpi
+def test_a_prompt_on_all_ranks(hold: Hold) -> None:
+    """An error on one rank leaves it alive, and what is no Python is said once."""
+    lines = """
+1+1
+import os, torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+7 / rank if rank else "zero"
+1/(1-rank)
+def double(value):
+    return 2 * value
+
+1+
+total = torch.ones(1) * double(rank)
+dist.all_reduce(total)
+total
+input()
+"""
+    done = check(hold.type(lines))
+    assert done.stdout.splitlines() == ["[0-1] 2", "[0] 'zero'", "[1] 7.0", "[0] 1.0", "[0-1] tensor([2.])"]
+    assert [line for line in done.stderr.splitlines() if "Error" in line] == [
+        "[1] ZeroDivisionError: division by zero", "SyntaxError: invalid syntax",
+        "[0-1] EOFError: EOF when reading a line"]
+    check(hold.run("-c", ALL_REDUCE))
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("line", "status"), [
+    ("exit()", 0), ("exit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)])
+def test_a_prompt_ends(hold: Hold, line: str, status: int) -> None:
+    check(hold.type(f"{line}\n1+1\n"), status)
+
+
+@pytest.mark.mpi
+def test_ctrl_c_at_a_prompt(hold: Hold) -> None:
+    """It interrupts what the ranks do, or the line that is typed, and nothing else."""
+    with contextlib.closing(processes.Terminal(hold.command("-i", "--quiet"), hold.environ)) as terminal:
+        for line, answer in (("1+1", "[0-1] 2"), ("import time; print('be' + 'gan'); time.sleep(600)", "[0-1] began")):
+            terminal.wait_for(">>> ")
+            terminal.type(line + "\r")
+            terminal.wait_for(answer)
+        terminal.type("\x03")
+        terminal.wait_for("[0-1] KeyboardInterrupt")
+        terminal.wait_for(">>> ")
+        terminal.type("not sent\x03")
+        terminal.wait_for("KeyboardInterrupt")
+        terminal.wait_for(">>> ")
+        terminal.type("2+3\r")
+        terminal.wait_for("[0-1] 5")
+        terminal.wait_for(">>> ")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("line", "ranks"), [("[0] x", {0}), ("[0-2,8] x", {0, 1, 2, 8}), ("[1,3] x]", {1, 3})])
+def test_the_ranks_of_a_line(line: str, ranks: set[int]) -> None:
+    assert read_ranks(line) == ranks
+
+
+@pytest.mark.mpi
+def test_a_script_waits_for_another(hold: Hold) -> None:
+    with hold.start("-c", WAITS) as first:
+        await_began(first)
+        with hold.start("--wait", "-c", ALL_REDUCE) as second, hold.start("--wait", "-c", "pass") as third:
+            for one in (second, third):
+                assert one.stdout is not None
+                assert one.stdout.readline() == "mpiddp.run: waiting: another script runs in this hold\n"
+            third.send_signal(signal.SIGTERM)
+            assert third.wait(DEADLINE_S) == 143
+            first.send_signal(signal.SIGTERM)
+            assert first.wait(DEADLINE_S) == 143
+            assert second.wait(DEADLINE_S) == 0
+
+
+@pytest.mark.mpi
+def test_a_script_waits_for_a_hold(quick: Mpi, tmp_path: Path) -> None:
+    environ = processes.marked({**single_node_environ(quick), **on_path(ROOT), "XDG_STATE_HOME": str(tmp_path)})
+    command = [str(quick.python), "-m", "mpiddp.run", "--wait", "-c", ALL_REDUCE]
+    with processes.start(command, environ, ROOT, stdout=subprocess.PIPE) as run:
+        hold = Hold(quick, tmp_path)
+        try:
+            assert run.wait(DEADLINE_S) == 0
+        finally:
+            hold.close()
+
+
+@pytest.mark.mpi
+def test_packages_are_renewed(quick: Mpi, tmp_path: Path) -> None:
+    """Until then a run says that they have changed; if they cannot be imported then, the hold waits for better ones."""
+    (package := tmp_path / "mine.py").write_text("X = 'one'")
+    hold = Hold(quick, tmp_path, "--preload", "mine", path=tmp_path)
+    show = "--quiet", "-c", "import mine; print(mine.X)"
+    try:
+        assert check(hold.run(*show)).stdout == "one\n" * 2
+        package.write_text("X = 'the second'")
+        done = check(hold.run(*show))
+        assert done.stdout == "one\n" * 2
+        assert done.stderr.splitlines()[0] == (
+            f"mpiddp.run: warning: the hold imported {package} before the last change; to import everything again: "
+            "python -m mpiddp.run --renew")
+        with hold.start("-c", WAITS) as run:
+            await_began(run)
+            assert check(hold.run("--renew"), 3).stderr == "mpiddp.run: another script runs in this hold\n"
+            run.send_signal(signal.SIGTERM)
+        package.write_text("X = ")
+        why = "mpiddp.run: cannot import mine: SyntaxError: invalid syntax (mine.py, line 1) (rank 0-1)"
+        assert check(hold.run("--renew"), 3).stderr == f"{why}\n"
+        assert check(hold.run(*show), 3).stderr == f"{why}; mend that, and then python -m mpiddp.run --renew\n"
+        package.write_text("X = 'the third'")
+        check(hold.run("--renew"))
+        done = check(hold.run(*show))
+        assert done.stdout == "the third\n" * 2
+        assert "before the last change" not in done.stderr
+        check(hold.run("--end"))
+        assert hold.process.wait(DEADLINE_S) == 0
+    finally:
+        hold.close()
+
+
+@pytest.mark.mpi
+def test_a_script_gets_its_own_module_of_a_preloaded_ones_name(quick: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import parts.names as names")
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "names.py").write_text("X = 'preloaded'")
+    (folder := tmp_path / "script" / "parts").mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "names.py").write_text("X = 'own'")
+    (script := folder.parent / "train.py").write_text("import parts.names, mine; print(parts.names.X, mine.names.X)")
+    hold = Hold(quick, tmp_path, "--preload", "mine", path=tmp_path)
+    try:
+        assert check(hold.run("--quiet", script)).stdout == "own preloaded\n" * 2
+        check(hold.run("--end"))
+        assert hold.process.wait(DEADLINE_S) == 0
+    finally:
+        hold.close()
 
 
 @pytest.mark.thorough("the same on one node")

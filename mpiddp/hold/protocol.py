@@ -16,12 +16,26 @@ class StartRun(NamedTuple):
     """The first message of a client: run a script in this `folder`.
 
     `arguments` are those of `python -m mpiddp`, and `variables` are set before, both in JSON. `python` is the client's.
+    If another script runs, this one is refused, unless it `waits`. With `has_input`, the client sends what all ranks
+    read from stdin.
     """
 
     arguments: str
     variables: str
     folder: str
     python: str
+    waits: bool
+    has_input: bool
+
+
+class Input(NamedTuple):
+    """Give the run's ranks this on stdin; nothing ends it: of the client, and to the templates."""
+
+    data: bytes
+
+
+class Renew(NamedTuple):
+    """Import everything again, as it is on disk: of a client, and to the templates."""
 
 
 class EndHold(NamedTuple):
@@ -66,7 +80,7 @@ class RankOver(NamedTuple):
 
 
 class RunOver(NamedTuple):
-    """The run has ended with this status."""
+    """The run has ended with this status, or the templates are renewed."""
 
     status: int
 
@@ -77,9 +91,9 @@ class Refused(NamedTuple):
     reason: str
 
 
-ToTemplate = OpenPort | Fork | Signal | EndHold
+ToTemplate = OpenPort | Fork | Input | Signal | Renew | EndHold
 FromTemplate = Ready | PortOpened | Output | RankOver
-FromClient = StartRun | EndHold | Signal
+FromClient = StartRun | Input | Signal | Renew | EndHold
 ToClient = Output | RunOver | Refused
 FromPeer = FromTemplate | FromClient
 ToPeer = ToTemplate | ToClient

@@ -23,6 +23,7 @@ from ..ipc.channel import Codec, Unreadable, listen
 from ..ipc.connection import Connection
 from ..ipc.event_loop import EventLoop
 from ..systems.launchers import HOLD, HOLD_RANK, HOLD_SIZE
+from ..systems.statuses import signal_status
 from . import protocol, registry
 from .template import Template
 
@@ -87,20 +88,22 @@ class Server:
         self._templates: dict[int, Peer] = {}
         self._errors: dict[int, str] = {}  # by rank: why its template cannot be one
         self._client: Peer | None = None
+        self._waiting: list[tuple[Peer, protocol.StartRun]] = []  # clients, the first first
+        self._renewer: Peer | None = None  # a client that waits for new templates
         self._run: protocol.StartRun | None = None
         self._is_forked = False
         self._early: list[int] = []  # signals of the client, until the run is forked
         self._interrupts = 0  # of the client
         self._statuses: list[int] = []
         self._run_id = self._failure = ""
+        self._timeout_s, self._is_renewed = 0.0, False
 
     def serve(self, run_id: str, template: int, timeout_s: float) -> str:
         """Serve until the hold ends, or this rank's template, a process; return why it could not begin, else empty."""
         self._run_id = run_id
+        self._timeout_s = timeout_s
         self._loop.watch_process(template, self._loop.stop)
-        self._loop.set_timer("late", REMIND_AFTER_S, self._remind)
-        self._loop.set_timer("start", timeout_s, lambda: self._fail(
-            f"rank {self._missing}: no template within {timeout_s:g} s"))
+        self._await_templates()
         signal.signal(signal.SIGTERM, self._on_sigterm)
         try:
             self._loop.run()
@@ -109,6 +112,11 @@ class Server:
             for peer in self._templates.values():  # which end then
                 peer.close()
         return self._failure
+
+    def _await_templates(self) -> None:
+        self._loop.set_timer("late", REMIND_AFTER_S, self._remind)
+        self._loop.set_timer("start", self._timeout_s, lambda: self._fail(
+            f"rank {self._missing}: no template within {self._timeout_s:g} s"))
 
     def _on_sigterm(self, number: int, _: object) -> None:
         registry.remove_hold(self._run_id)
@@ -119,11 +127,19 @@ class Server:
         write_line(f"mpiddp: still waiting for the template of rank {self._missing}")
         self._loop.set_timer("late", REMIND_AFTER_S, self._remind)
 
-    def _fail_to_import(self) -> None:
-        """Say why templates cannot be any: the first one's reason, and which others have the same."""
+    def _describe_errors(self) -> str:
+        """Return why templates cannot be any: the first one's reason, and which others have the same."""
         why = self._errors[min(self._errors)]
         ranks = sorted(rank for rank, error in self._errors.items() if error == why)
-        self._fail(f"{why} (rank {format_ranges(ranks)})")
+        return f"{why} (rank {format_ranges(ranks)})"
+
+    def _fail_to_import(self) -> None:
+        """End the hold, unless it was ready once: then what is wrong can be mended."""
+        if not self._is_renewed:
+            self._fail(self._describe_errors())
+        elif self._renewer is not None:
+            self._finish_client(self._renewer, protocol.Refused(self._describe_errors()))
+            self._renewer = None
 
     @property
     def _missing(self) -> str:
@@ -151,10 +167,17 @@ class Server:
                 if error:
                     self._errors[rank] = error
                     self._loop.set_timer("errors", ERRORS_SPREAD_S, self._fail_to_import)
-                if len(self._templates) == self._size and not self._errors:
-                    self._announce()
+                if len(self._templates) == self._size:
+                    self._loop.cancel_timers("late", "start")
+                    if not self._errors:
+                        self._announce()
             case protocol.StartRun():
                 self._start(peer, message)
+            case protocol.Renew():
+                self._renew(peer)
+            case protocol.Input() if peer is self._client:
+                self._interrupts = 0
+                self._send_all(message)
             case protocol.EndHold():
                 self._end()
             case protocol.Signal(number) if peer is self._client:
@@ -165,6 +188,9 @@ class Server:
                     self._kill(number)
                 else:
                     self._early.append(number)
+            case protocol.Signal(number) if peer in [waiting for waiting, _ in self._waiting]:
+                self._finish_client(peer, protocol.RunOver(signal_status(number)))
+                self._forget(peer)
             case protocol.PortOpened() if self._client is None:  # it has ended already
                 self._finish()
             case protocol.PortOpened(port) if self._run is not None:
@@ -181,7 +207,6 @@ class Server:
                 peer.close()
 
     def _announce(self) -> None:
-        self._loop.cancel_timers("late", "start")
         try:
             registry.write_hold(registry.Hold(self._run_id, hostname(), *self.where, self._size, time.time()))
         except OSError as error:
@@ -191,22 +216,49 @@ class Server:
         ranks = f"{self._size} rank{'s' * (self._size > 1)}"
         write_line(f"mpiddp: a hold of {ranks} is ready after {time.monotonic() - self._began_s:.1f} s; start scripts "
                    "with python -m mpiddp.run, end it with python -m mpiddp.run --end")
+        if self._renewer is not None:
+            self._finish_client(self._renewer, protocol.RunOver(0))
+            self._renewer = None
+        self._start_next()
 
     def _start(self, peer: Peer, run: protocol.StartRun) -> None:
-        reason = ""
-        if len(self._templates) < self._size:
-            reason = f"the hold is not ready: {len(self._templates)} of {self._size} ranks are"
-        elif self._run is not None:
-            reason = "another script runs in this hold"
-        elif run.python != registry.describe_python():
-            reason = f"the hold runs {registry.describe_python()}, and this is {run.python}"
-        if reason:
-            peer.send(protocol.Refused(reason))
-            peer.finish(lambda: None)
+        """Start a run, or let it wait, or refuse it."""
+        is_busy = self._run is not None or len(self._templates) < self._size
+        if run.python != (own := registry.describe_python()):
+            self._finish_client(peer, protocol.Refused(f"the hold runs {own}, and this is {run.python}"))
+        elif self._errors:
+            self._finish_client(peer, protocol.Refused(
+                f"{self._describe_errors()}; mend that, and then python -m mpiddp.run --renew"))
+        elif is_busy and run.waits:
+            self._waiting.append((peer, run))
+            peer.send(protocol.Output(2, f"mpiddp.run: waiting: {self._describe_work()}\n".encode()))
+        elif is_busy:
+            self._finish_client(peer, protocol.Refused(f"{self._describe_work()}; --wait waits for it"))
+        else:
+            self._client, self._run = peer, run
+            peer.on_drain = partial(self._pause, False)
+            self._templates[0].send(protocol.OpenPort())
+
+    def _describe_work(self) -> str:
+        return ("another script runs in this hold" if self._run is not None else
+                f"the hold is not ready: {len(self._templates)} of {self._size} ranks are")
+
+    def _finish_client(self, peer: Peer, answer: protocol.RunOver | protocol.Refused) -> None:
+        peer.send(answer)
+        peer.finish(lambda: None)
+
+    def _forget(self, peer: Peer) -> None:
+        self._waiting = [(waiting, run) for waiting, run in self._waiting if waiting is not peer]
+
+    def _renew(self, peer: Peer) -> None:
+        """Let all templates begin anew."""
+        if self._run is not None or len(self._templates) < self._size:
+            self._finish_client(peer, protocol.Refused(self._describe_work()))
             return
-        self._client, self._run = peer, run
-        peer.on_drain = partial(self._pause, False)
-        self._templates[0].send(protocol.OpenPort())
+        self._renewer, self._is_renewed, self._began_s = peer, True, time.monotonic()
+        self._send_all(protocol.Renew())
+        self._templates, self._errors = {}, {}
+        self._await_templates()
 
     def _on_rank_over(self, status: int) -> None:
         self._statuses.append(status)
@@ -215,8 +267,7 @@ class Server:
             self._loop.set_timer("kill", 2 * KILL_DELAY_S, partial(self._kill, signal.SIGKILL))
         if len(self._statuses) == self._size:
             if self._client is not None:
-                self._client.send(protocol.RunOver(max(self._statuses)))
-                self._client.finish(lambda: None)
+                self._finish_client(self._client, protocol.RunOver(max(self._statuses)))
             self._finish()
 
     def _end_others(self, status: int) -> None:
@@ -232,6 +283,11 @@ class Server:
         self._loop.cancel_timers("terminate", "kill")
         self._client, self._run, self._is_forked, self._early, self._statuses = None, None, False, [], []
         self._interrupts = 0
+        self._start_next()
+
+    def _start_next(self) -> None:
+        while self._waiting and self._run is None:
+            self._start(*self._waiting.pop(0))
 
     def _kill(self, number: int) -> None:
         self._send_all(protocol.Signal(number))
@@ -242,8 +298,12 @@ class Server:
             self._pause(False)
             self._kill(signal.SIGTERM)
             self._loop.set_timer("kill", KILL_DELAY_S, partial(self._kill, signal.SIGKILL))
+        elif peer is self._renewer:
+            self._renewer = None
         elif peer in self._templates.values():
             self._end()
+        else:
+            self._forget(peer)
 
     def _end(self) -> None:
         self._send_all(protocol.EndHold())

@@ -6,9 +6,11 @@ A rank of the hold starts it as a program of its own, so that it has nothing of 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.abc
+import importlib.machinery
 import json
 import os
 import random
@@ -16,7 +18,7 @@ import select
 import signal
 import socket
 import sys
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from ..agent.process import PR_SET_CHILD_SUBREAPER
 from ..agent.process_cleanup import end_descendants
@@ -30,7 +32,7 @@ from ..ipc.channel import Channel, Codec, listen
 from ..systems.launchers import MPIRUN, SRUN
 from ..systems.statuses import EXIT_CANNOT_START, wait_status_to_shell
 from . import protocol
-from .communicator import Meeting, meet
+from .communicator import Meeting, SocketCommunicator, meet
 
 READ_BYTES = 2**16
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -62,35 +64,83 @@ def main() -> int:
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    error = import_all(plan.preload)
+    packages = Packages()
+    error = packages.import_all(plan.preload)
     connection = connect((plan.address, plan.port), plan.token, CONNECT_TIMEOUT_S, SERVER_PROOF_TIMEOUT_S)
     channel: Channel[protocol.FromTemplate, protocol.ToTemplate] = Channel(connection, SENT_CODEC)
     channel.send(protocol.Ready(plan.rank, error))
     keeper = Keeper(channel, plan.address)
-    if (fork := keeper.run()) is None:
-        os._exit(0)  # a thread of a package would be waited for
-    return run(plan, fork, keeper.listener)
+    order = keeper.run()
+    if isinstance(order, protocol.Fork):
+        return run(plan, order, packages, keeper.listener)
+    if isinstance(order, protocol.Renew):
+        begin_anew(plan)
+    os._exit(0)  # a thread of a package would be waited for
 
 
-def import_all(preload: str) -> str:
-    """Import what runs need, and the packages in `preload`; return why that is impossible, empty if it is not.
+def begin_anew(plan: Template) -> NoReturn:
+    """Become a new template with the same plan."""
+    descriptor = os.memfd_create("plan")
+    os.write(descriptor, json.dumps(plan._asdict()).encode() + b"\n")
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.dup2(descriptor, 0)
+    os.execv(sys.executable, sys.orig_argv)  # noqa: S606 (our own program)
 
-    A thread would be missing in the ranks that are forked, and a GPU's context would not work in them.
-    """
-    with fast_import():
-        for name in MODULES:
-            importlib.import_module(name)
-        for name in filter(None, preload.split(",")):
-            threads = len(os.listdir("/proc/self/task"))
-            try:
+
+class Packages:
+    """What a template has imported."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()  # modules that came with the preloaded packages
+        self._times: dict[str, float] = {}  # of their files
+
+    def import_all(self, preload: str) -> str:
+        """Import what runs need, and the packages in `preload`; return why that is impossible, empty if it is not.
+
+        A thread would be missing in the ranks that are forked, and a GPU's context would not work in them.
+        """
+        with fast_import():
+            for name in MODULES:
                 importlib.import_module(name)
-            except Exception as error:
-                return f"cannot import {name}: {type(error).__name__}: {error}"
-            if len(os.listdir("/proc/self/task")) > threads:
-                return f"{name} starts a thread while it is imported: leave it out of --preload"
-            if sys.modules["torch"].cuda.is_initialized():
-                return f"{name} uses the GPU while it is imported: leave it out of --preload"
-    return ""
+            before = set(sys.modules)
+            for name in filter(None, preload.split(",")):
+                threads = len(os.listdir("/proc/self/task"))
+                try:
+                    importlib.import_module(name)
+                except Exception as error:
+                    return f"cannot import {name}: {type(error).__name__}: {error}"
+                if len(os.listdir("/proc/self/task")) > threads:
+                    return f"{name} starts a thread while it is imported: leave it out of --preload"
+                if sys.modules["torch"].cuda.is_initialized():
+                    return f"{name} uses the GPU while it is imported: leave it out of --preload"
+        self._names = {*sys.modules} - before
+        files = [getattr(sys.modules[name], "__file__", None) for name in ("torch", *self._names)]
+        self._times = {file: read_time(file) for file in files if file}
+        return ""
+
+    def warn_of_changes(self) -> None:
+        """Say which files have changed since they were imported."""
+        changed = [file for file, time_s in self._times.items() if read_time(file) != time_s]
+        if changed:
+            others = f" and {len(changed) - 1} more files" if changed[1:] else ""
+            write_line(f"mpiddp.run: warning: the hold imported {changed[0]}{others} before the last change; to import "
+                       "everything again: python -m mpiddp.run --renew")
+
+    def forget_shadowed(self, folder: str) -> None:
+        """Forget preloaded packages that the script's folder has, too: the script gets its own, as in plain Python."""
+        for package in {name.partition(".")[0] for name in self._names}:
+            spec = importlib.machinery.PathFinder.find_spec(package, [folder])
+            if spec is not None and spec.origin and spec.origin != getattr(sys.modules.get(package), "__file__", None):
+                for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+                    del sys.modules[name]
+
+
+def read_time(file: str) -> float:
+    """Return when a file was changed last, 0 if it is not there."""
+    try:
+        return os.stat(file).st_mtime
+    except OSError:
+        return 0.0
 
 
 class NoMpi(importlib.abc.MetaPathFinder):
@@ -112,12 +162,13 @@ class Keeper:
         self._child = 0  # the agent of the run's rank, 0 for none
         self._pidfd = -1
         self._pipes: dict[int, int] = {}  # streams by descriptors
+        self._stdin = -1  # of the run, if it has one
         self._is_full = False  # the server takes no output
         for number in IGNORED:  # which a launcher or a terminal may send to all processes of the hold's ranks
             signal.signal(number, signal.SIG_IGN)
 
-    def run(self) -> protocol.Fork | None:
-        """Return at the end of the hold, and what to run in the child that is forked for a run."""
+    def run(self) -> protocol.Fork | protocol.Renew | None:
+        """Return at the end of the hold, and if there is something to do: in the child that is forked for a run."""
         while True:
             waiting = select.poll()
             waiting.register(self._channel, select.POLLIN | (select.POLLOUT if self._is_full else 0))
@@ -144,24 +195,30 @@ class Keeper:
                             self.listener = listen(self._address, 0)
                             self._channel.send(protocol.PortOpened(int(self.listener.getsockname()[1])))
                         case protocol.Fork():
-                            if self._fork():
+                            if self._fork(message.run.has_input):
                                 return message
+                        case protocol.Input(data) if self._stdin >= 0:
+                            self._give(data)
+                        case protocol.Renew():
+                            return message
                         case protocol.Signal(number) if self._child:
                             os.kill(self._child, number)
                         case protocol.EndHold():
                             self._end_run()
                             return None
 
-    def _fork(self) -> bool:
+    def _fork(self, has_input: bool) -> bool:
         """Fork the agent of a run's rank; return whether this is the child, whose stdout and stderr are pipes."""
         pipes = {stream: os.pipe() for stream in (1, 2)}
+        reading, self._stdin = os.pipe() if has_input else (os.open(os.devnull, os.O_RDONLY), -1)
         template = os.getpid()
         self._child = os.fork()
         if self._child:
             self._pidfd = os.pidfd_open(self._child)
-            for stream, (reading, writing) in pipes.items():
+            os.close(reading)
+            for stream, (output, writing) in pipes.items():
                 os.close(writing)
-                self._pipes[reading] = stream
+                self._pipes[output] = stream
             if self.listener is not None:
                 self.listener.close()
                 self.listener = None
@@ -173,11 +230,24 @@ class Keeper:
         for number in IGNORED:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         self._channel.close()
-        for stream, (reading, writing) in pipes.items():
+        os.dup2(reading, 0)
+        os.close(reading)
+        if has_input:
+            os.close(self._stdin)
+        for stream, (output, writing) in pipes.items():
             os.dup2(writing, stream)
-            os.close(reading)
+            os.close(output)
             os.close(writing)
         return True
+
+    def _give(self, data: bytes) -> None:
+        """Give the run's rank something on stdin, of which it has read all that was given before; nothing ends it."""
+        if not data and self._stdin >= 0:
+            os.close(self._stdin)
+            self._stdin = -1
+        with contextlib.suppress(OSError):  # it has ended
+            while data:
+                data = data[os.write(self._stdin, data):]
 
     def _end_run(self) -> None:
         """End the run, if there is one, with all that it has started."""
@@ -199,6 +269,7 @@ class Keeper:
         _, status = os.waitpid(self._child, 0)
         os.close(self._pidfd)
         self._child, self._pidfd = 0, -1
+        self._give(b"")
         end_descendants(0)  # of an agent that was killed
         while self._pipes:
             waiting = select.poll()
@@ -224,7 +295,7 @@ class Keeper:
         self._is_full = False
 
 
-def run(plan: Template, fork: protocol.Fork, listener: socket.socket | None) -> int:
+def run(plan: Template, fork: protocol.Fork, packages: Packages, listener: socket.socket | None) -> int:
     """Run a script in this process and the rank that it forks, as `python -m mpiddp` does; return the exit status."""
     from ..cli import read_config
     from ..launch import launch
@@ -235,6 +306,8 @@ def run(plan: Template, fork: protocol.Fork, listener: socket.socket | None) -> 
     except OSError as error:
         write_line(f"mpiddp.run: rank {plan.rank} on {hostname()}: cannot enter {fork.run.folder}: {error.strerror}")
         return EXIT_CANNOT_START
+    if plan.rank == 0:
+        packages.warn_of_changes()
     random.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
@@ -245,7 +318,12 @@ def run(plan: Template, fork: protocol.Fork, listener: socket.socket | None) -> 
     assert isinstance(config, LaunchConfig)  # as the client has read it
     meeting = Meeting(plan.rank, plan.size, plan.lowest, plan.is_one_node, plan.library, plan.address, fork.port,
                       fork.token)
-    return launch(config, connect=lambda config, *_: meet(meeting, listener, config.startup_timeout_s))
+
+    def meet_others(config: LaunchConfig, *_: object) -> SocketCommunicator:
+        packages.forget_shadowed(sys.path[0])
+        return meet(meeting, listener, config.startup_timeout_s)
+
+    return launch(config, connect=meet_others)
 
 
 if __name__ == "__main__":

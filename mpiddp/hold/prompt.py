@@ -1,0 +1,100 @@
+"""The prompt on all ranks, `python -m mpiddp.run -i`: reads a source, and the next one when all ranks have run it."""
+
+from __future__ import annotations
+
+import code
+import json
+import platform
+import signal
+import sys
+
+from ..base.stderr import write_all, write_line
+from ..base.text import format_ranges
+from . import protocol
+from .client import ToServer, receive
+from .console import FILE, READY
+
+PREFIX = "[{rank}] "
+OPTIONS = ("--show", "fold", "--prefix", PREFIX, "-m", f"{__package__}.console")
+NAME_AFTER_S = 10.0  # without output, if some ranks are ready: the others are named
+
+
+class Prompt(code.InteractiveConsole):
+    """Knows which ranks are ready for the next source."""
+
+    def __init__(self, server: ToServer, ranks: int) -> None:
+        super().__init__(filename=FILE)
+        self._server, self._all = server, frozenset(range(ranks))
+        self._ready: set[int] = set()
+        self._begun = b""  # a line of stdout that has not ended
+        self._is_waiting = True  # for the ranks
+        signal.signal(signal.SIGINT, self._interrupt)
+
+    def talk(self) -> None:
+        """Talk to the user until the end of stdin; raise SystemExit with the run's status."""
+        self._await_ready()
+        self.interact(f"Python {platform.python_version()}: each line runs on {len(self._all)} ranks; Ctrl-D ends this",
+                      exitmsg="")
+        self._is_waiting = True
+        self._server.send(protocol.Input(b""))
+        while True:
+            self._receive()
+
+    def raw_input(self, prompt: object = "") -> str:
+        """Read a line; a prompt is for a terminal alone."""
+        return input(str(prompt) if sys.stdin.isatty() else "")
+
+    def runsource(self, source: str, filename: str = FILE, symbol: str = "single") -> bool:
+        """Let all ranks run a source if it is complete, and return whether it is not."""
+        try:
+            if self.compile(source, filename, symbol) is None:
+                return True
+        except (OverflowError, SyntaxError, ValueError):
+            self.showsyntaxerror(filename)
+            return False
+        if source.strip():
+            self._ready.clear()
+            self._is_waiting = True
+            self._server.send(protocol.Input(json.dumps(source).encode() + b"\n"))
+            self._await_ready()
+        return False
+
+    def _await_ready(self) -> None:
+        while self._ready != self._all:
+            self._receive()
+        self._is_waiting = False
+
+    def _interrupt(self, *_: object) -> None:
+        """Interrupt the ranks, or the line that the user types."""
+        if not self._is_waiting:
+            raise KeyboardInterrupt
+        self._server.send(protocol.Signal(signal.SIGINT))
+
+    def _receive(self) -> None:
+        try:
+            receive(self._server, NAME_AFTER_S, self._show)
+        except TimeoutError:
+            if self._ready and self._ready != self._all:
+                write_line(f"mpiddp.run: rank {format_ranges(sorted(self._all - self._ready))} has not ended that line "
+                           "yet; Ctrl-C interrupts it")
+
+    def _show(self, stream: int, data: bytes) -> None:
+        """Write output, and take the lines that say which ranks are ready."""
+        if stream != 1:
+            write_all(stream, data)
+            return
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        for line in lines:
+            if line.endswith(READY.encode()):
+                self._ready |= read_ranks(line.decode())
+            else:
+                write_all(stream, line + b"\n")
+
+
+def read_ranks(line: str) -> set[int]:
+    """Return the ranks in the prefix of a line, as {0, 1, 2, 8} of `[0-2,8] text`."""
+    ranks: set[int] = set()
+    for part in line[1:line.index("]")].split(","):
+        first, _, last = part.partition("-")
+        ranks.update(range(int(first), int(last or first) + 1))
+    return ranks
