@@ -53,13 +53,13 @@ def main() -> int:
         write_line(str(error))
         return EXIT_USAGE
     deadline_s = time.monotonic() + wait_s
-    while (found := find_hold()) is None and time.monotonic() < deadline_s:
+    while (hold := find_hold()) is None and time.monotonic() < deadline_s:
         time.sleep(POLL_INTERVAL_S)
-    if found is None:
+    if hold is None:
         write_line("mpiddp.run: no hold of yours is ready, or none that this host can reach; start one: "
                    f"{MPIRUN.command} python -m mpiddp.hold")
         return EXIT_CANNOT_START
-    server, ranks = found
+    server, ranks = hold
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     is_sent = server.send(request)
     if isinstance(request, protocol.StartRun) and request.has_input:

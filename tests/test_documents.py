@@ -89,6 +89,10 @@ RUN_BY = {
         ("mpirun -n 2 python -m mpiddp.hold &", "python -m mpiddp.run examples/hello_world.py",
          "python -m mpiddp.run train.py", "python -m mpiddp.run --end"),
         ("tests/test_hold.py::test_a_script_runs_as_it_is_on_disk_now", '"mpiddp.run"')),
+    "python -m mpiddp.run --wait examples/hello_world.py": (
+        "tests/test_hold.py::test_a_script_waits_for_a_hold", '"--wait"'),
+    "python -m mpiddp.run --renew": ("tests/test_hold.py::test_packages_are_renewed", '"--renew"'),
+    "python -m mpiddp.run -i": ("tests/test_hold.py::test_ctrl_c_at_a_prompt", '"-i"'),
     "python -m tests.cpython": ("tests/cpython/test_cpython.py::test_the_command", '"tests.cpython"'),
     "python -m tests.scripts": ("tests/scripts/test_scripts.py::test_the_command", '"tests.scripts"'),
     "python -m tests.benchmarks.checking": (
