@@ -7,6 +7,7 @@ import random
 import statistics
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -30,7 +31,7 @@ class Hold:
     def __init__(self, mpi: Mpi, home: Path, *options: object, path: Path = ROOT) -> None:
         """Start it; modules are found in the folder `path`, too."""
         need(mpi.missing())
-        self.mpi, self.home = mpi, home
+        self.mpi, self.home, self.lock = mpi, home, threading.Lock()
         self.environ = processes.marked({**single_node_environ(mpi), **on_path(ROOT, path),
                                          "XDG_STATE_HOME": str(home)})
         self.log = home / "hold.log"

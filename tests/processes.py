@@ -13,7 +13,7 @@ import subprocess
 import termios
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +127,16 @@ def marked(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, MARK: secrets.token_hex(8)}
 
 
-def leftovers(env: Mapping[str, str]) -> list[str]:
-    """Return the command lines of a job's processes that are there LEAVING_S after its end, and end them."""
+def leftovers(env: Mapping[str, str], staying: Collection[psutil.Process] = ()) -> list[str]:
+    """Return the command lines of a job's processes that are there LEAVING_S after its end, and end them.
+
+    Those that are `staying` are not meant.
+    """
     deadline = time.monotonic() + LEAVING_S
-    while (found := with_mark(env[MARK])) and time.monotonic() < deadline:
+    while True:
+        found = {process: words for process, words in with_mark(env[MARK]).items() if process not in staying}
+        if not found or time.monotonic() > deadline:
+            break
         time.sleep(0.05)
     lines = [" ".join(cmdline) for cmdline in found.values()]
     end_processes(found)

@@ -91,6 +91,8 @@ RUN_BY = {
         ("tests/test_hold.py::test_a_script_runs_as_it_is_on_disk_now", '"mpiddp.run"')),
     "python -m mpiddp.run --wait examples/hello_world.py": (
         "tests/test_hold.py::test_a_script_waits_for_a_hold", '"--wait"'),
+    "python -m mpiddp.supervise --max-restarts 3 python -m mpiddp.run train.py": (
+        "tests/test_hold.py::test_the_supervisor_restarts_a_script_in_a_hold", '"--max-restarts"'),
     "python -m mpiddp.run --renew": ("tests/test_hold.py::test_packages_are_renewed", '"--renew"'),
     "python -m mpiddp.run -i": ("tests/test_hold.py::test_ctrl_c_at_a_prompt", '"-i"'),
     "python -m tests.cpython": ("tests/cpython/test_cpython.py::test_the_command", '"tests.cpython"'),

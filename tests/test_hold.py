@@ -477,6 +477,17 @@ def test_a_script_waits_for_another(hold: Hold) -> None:
 
 
 @pytest.mark.mpi
+def test_the_supervisor_restarts_a_script_in_a_hold(hold: Hold, tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text(
+        "import os\nassert os.environ['MPIDDP_RESTART_COUNT'] == '1' or os.environ['RANK'] == '0', 'seven'")
+    done = check(processes.run(str(hold.mpi.python), "-m", "mpiddp.supervise", "--max-restarts", "3",
+                               *hold.command(script), timeout=DEADLINE_S, cwd=ROOT, env=hold.environ))
+    assert re.search(r"supervise: attempt 0 ended: rank 1 on \S+: AssertionError: seven\n", done.stderr)
+    assert "mpiddp.supervise: restart 1 of 3\n" in done.stderr
+    assert len(find("launch/failed_rank", done.stderr)) == 1
+
+
+@pytest.mark.mpi
 def test_a_script_waits_for_a_hold(quick: Mpi, tmp_path: Path) -> None:
     environ = processes.marked({**single_node_environ(quick), **on_path(ROOT), "XDG_STATE_HOME": str(tmp_path)})
     command = [str(quick.python), "-m", "mpiddp.run", "--wait", "-c", ALL_REDUCE]

@@ -6,8 +6,10 @@ A rank of the hold starts it as a program of its own, so that it has nothing of 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -18,6 +20,8 @@ import select
 import signal
 import socket
 import sys
+import weakref
+from types import ModuleType
 from typing import NamedTuple, NoReturn
 
 from ..agent.process import PR_SET_CHILD_SUBREAPER
@@ -36,6 +40,7 @@ from .communicator import Meeting, SocketCommunicator, meet
 
 READ_BYTES = 2**16
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+INTERPRETER = {"sys", "builtins", "__main__"}  # modules that are the interpreter's and the script's
 OUTPUT_GRACE_S = 0.2  # for what outlives the run's rank to be written
 # What a run needs of mpiddp and torch, and would import otherwise; DistributedDataParallel imports torch._dynamo.
 MODULES = ("torch", "torch.distributed", "torch._dynamo", "mpiddp.launch", "mpiddp.bootstrap.membership",
@@ -66,6 +71,7 @@ def main() -> int:
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     packages = Packages()
     error = packages.import_all(plan.preload)
+    packages.freeze()
     connection = connect((plan.address, plan.port), plan.token, CONNECT_TIMEOUT_S, SERVER_PROOF_TIMEOUT_S)
     channel: Channel[protocol.FromTemplate, protocol.ToTemplate] = Channel(connection, SENT_CODEC)
     channel.send(protocol.Ready(plan.rank, error))
@@ -91,6 +97,7 @@ class Packages:
     """What a template has imported."""
 
     def __init__(self) -> None:
+        self._imported: dict[str, ModuleType] = {}  # all modules, by name
         self._names: set[str] = set()  # modules that came with the preloaded packages
         self._times: dict[str, float] = {}  # of their files
 
@@ -117,6 +124,21 @@ class Packages:
         files = [getattr(sys.modules[name], "__file__", None) for name in ("torch", *self._names)]
         self._times = {file: read_time(file) for file in files if file}
         return ""
+
+    def freeze(self) -> None:
+        """Keep what is imported out of collections in a run's rank: they would write to it, and so copy its memory."""
+        self._imported = {name: module for name, module in sys.modules.items() if name not in INTERPRETER}
+        for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+            finalizer.atexit = False
+        gc.collect()
+        gc.freeze()
+
+    def outlive_python(self) -> None:
+        """Keep what was imported before the run out of Python's end, which frees it all, for the same reason."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._imported))
+        for name, module in self._imported.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
 
     def warn_of_changes(self) -> None:
         """Say which files have changed since they were imported."""
@@ -320,6 +342,7 @@ def run(plan: Template, fork: protocol.Fork, packages: Packages, listener: socke
                       fork.token)
 
     def meet_others(config: LaunchConfig, *_: object) -> SocketCommunicator:
+        atexit.register(packages.outlive_python)  # the last one: launch() registers the job's end after it
         packages.forget_shadowed(sys.path[0])
         return meet(meeting, listener, config.startup_timeout_s)
 

@@ -6,13 +6,18 @@ Ends with status 1 where something differs that nobody has explained, or where a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+
+from tests.holds import Hold
 
 from .catalogue import SCRIPTS, Script
 from .reasons import REASONS, explain
-from .ways import PLAIN, WAYS, Result, differences, run_all
+from .ways import PLAIN, QUICK, WAYS, Result, differences, run_all
 
 DOCUMENT = Path(__file__).with_name("README.md")
 BEGIN = "| script | what it does | status |"
@@ -44,8 +49,9 @@ def main() -> int:
     used: set[str] = set()
     unexplained: list[str] = []
     rows = []
-    with ThreadPoolExecutor(JOBS) as pool:
-        for script, results in zip(scripts, pool.map(run_all, scripts), strict=True):
+    with tempfile.TemporaryDirectory() as home, contextlib.closing(Hold(QUICK, Path(home))) as hold, \
+            ThreadPoolExecutor(JOBS) as pool:
+        for script, results in zip(scripts, pool.map(partial(run_all, hold=hold), scripts), strict=True):
             rows.append(row(script, results, used, unexplained))
             print(rows[-1], flush=True)
     stale = [] if arguments.names else [reason.why for reason in REASONS if reason.why not in used]

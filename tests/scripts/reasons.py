@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from .ways import ONE_RANK, TORCHRUN, TWO_RANKS
+from .ways import HELD, ONE_RANK, TORCHRUN, TWO_RANKS
 
 
 class Reason(NamedTuple):
@@ -17,7 +17,7 @@ class Reason(NamedTuple):
     scripts: tuple[str, ...] = ()
 
 
-OURS = (ONE_RANK, TWO_RANKS)
+OURS = (ONE_RANK, TWO_RANKS, HELD)
 
 REASONS = [
     Reason((TORCHRUN,), r"status 1, not \d+", "torchrun's status is 1 for any failure"),

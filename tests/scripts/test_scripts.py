@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 import pytest
 
+from tests.holds import Hold
 from tests.support import Mpi, alone, check
 
 from .__main__ import BEGIN, DOCUMENT
 from .catalogue import SCRIPTS, Script
 from .reasons import explain
-from .ways import ONE_RANK, PLAIN, TWO_RANKS, differences, run
+from .ways import HELD, ONE_RANK, PLAIN, TWO_RANKS, differences, run, run_held
+from .ways import QUICK as QUICK_MPI
 
 QUICK = ("open-global", "open-error-local", "zip", "tee", "fork-open-file")  # for tests/run: each of another kind
 # A forked child's end may hang in torch's group, and a thread of the start may live on for a moment.
@@ -34,10 +37,28 @@ def test_a_script_does_the_same(script: Script) -> None:
         assert not unexplained, way
 
 
-@pytest.mark.thorough("test_a_script_does_the_same runs scripts in three of its four ways")
+@pytest.fixture(scope="module")
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hold]:
+    """Give a hold to all scripts."""
+    hold = Hold(QUICK_MPI, tmp_path_factory.mktemp("home"))
+    try:
+        yield hold
+    finally:
+        hold.close()
+
+
+@pytest.mark.mpi
+@pytest.mark.thorough("single scripts")
+@pytest.mark.parametrize("script", SCRIPTS, ids=[script.name for script in SCRIPTS])
+def test_a_script_does_the_same_in_a_hold(script: Script, hold: Hold) -> None:
+    assert not [difference for difference in differences(run(script, PLAIN), run_held(script, hold))
+                if not explain(script.name, HELD, difference)]
+
+
+@pytest.mark.thorough("test_a_script_does_the_same runs scripts in four of its five ways")
 def test_the_command(quick: Mpi) -> None:
     done = check(alone(quick, "-m", "tests.scripts", "exit-zero"))
-    assert done.stdout == "| `exit-zero` | `sys.exit(0)` | 0 | = | = | = |\n"
+    assert done.stdout == "| `exit-zero` | `sys.exit(0)` | 0 | = | = | = | = |\n"
     assert done.stderr == ""
 
 

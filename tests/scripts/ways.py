@@ -1,4 +1,4 @@
-"""Run a script in the four ways, see what it did, and tell what differs from plain Python."""
+"""Run a script in the five ways, see what it did, and tell what differs from plain Python."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ import tarfile
 import tempfile
 import zipfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from tests import processes
+from tests.holds import Hold
 from tests.support import DEADLINE_S, MPIS, VENVS, mpiexec_command, single_node_environ
 
 from .catalogue import Script
 
 PLAIN, TORCHRUN, ONE_RANK, TWO_RANKS = "python", "torchrun", "mpiddp, 1 rank", "mpiddp, 2 ranks"
-WAYS = (PLAIN, TORCHRUN, ONE_RANK, TWO_RANKS)
+HELD = "mpiddp.run, 2 ranks"
+WAYS = (PLAIN, TORCHRUN, ONE_RANK, TWO_RANKS, HELD)
 QUICK = MPIS["mpich"]
 NAME = "odd.py"
 LONGEST = 100  # characters of a text that a table shows
@@ -58,24 +61,38 @@ def command(way: str) -> list[str]:
     }[way]
 
 
-def run_all(script: Script) -> dict[str, Result]:
+def run_all(script: Script, hold: Hold) -> dict[str, Result]:
     """Run a script in each way."""
-    return {way: run(script, way) for way in WAYS}
+    return {way: run_held(script, hold) if way == HELD else run(script, way) for way in WAYS}
 
 
 def run(script: Script, way: str) -> Result:
-    """Run a script in a way, in a folder that is removed then; one that does not end in time is ended, and says so."""
+    """Run a script in a way but HELD; one that does not end in time is ended, and says so."""
+    env = processes.marked(single_node_environ(QUICK))
+    return run_in_folder(script, command(way), env, 2 if way == TWO_RANKS else 1, lambda: processes.leftovers(env))
+
+
+def run_held(script: Script, hold: Hold) -> Result:
+    """Run a script in a hold's two ranks."""
+    with hold.lock:
+        own = processes.with_mark(hold.environ[processes.MARK])
+        return run_in_folder(script, hold.command("--quiet"), hold.environ, 2,
+                             lambda: processes.leftovers(hold.environ, own))
+
+
+def run_in_folder(
+    script: Script, words: list[str], env: dict[str, str], ranks: int, find_left: Callable[[], list[str]]
+) -> Result:
+    """Run a script by a command, in a folder that is removed then."""
     folder = Path(tempfile.mkdtemp(prefix="mpiddp-scripts-"))
-    ranks = 2 if way == TWO_RANKS else 1
     try:
         (folder / NAME).write_text(script.text)
         for name, text in script.modules.items():
             (folder / name).write_text(text)
         for rank in range(ranks):
             (folder / str(rank)).mkdir()
-        env = processes.marked(single_node_environ(QUICK))
-        done = run_bytes([*command(way), NAME], env, folder)
-        left = processes.leftovers(env)
+        done = run_bytes([*words, NAME], env, folder)
+        left = find_left()
         stderr = RANK_PREFIX.sub("", done.stderr.decode(errors="backslashreplace").replace(f"{folder}/", ""))
         stderr = FATAL_PREFIX.sub(r"\1", stderr)
         stderr += "".join(f"LeftRunningError: {line}\n" for line in left)
