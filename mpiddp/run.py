@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -39,6 +40,7 @@ Run a script at once, in the ranks that `{MPIRUN.command} python -m mpiddp.hold`
   --renew      let the hold import its packages again, as they are on disk now
   --end        end the hold, and a script that runs in it"""
 POLL_INTERVAL_S = 0.2  # of a look for a hold
+INPUT_BYTES = 4096  # the longest line that a terminal gives
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -62,13 +64,15 @@ def main() -> int:
     server, ranks = hold
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     is_sent = server.send(request)
-    if isinstance(request, protocol.StartRun) and request.has_input:
+    if isinstance(request, protocol.StartRun) and request.is_prompt:
         from .hold.prompt import Prompt  # seldom needed
 
         Prompt(server, ranks).talk()
     if isinstance(request, protocol.StartRun):
         pass_on_signals(server)
     while not isinstance(request, protocol.EndHold) or not is_sent:
+        if isinstance(request, protocol.StartRun) and request.has_input:
+            pass_on_input(server)
         with contextlib.suppress(TimeoutError):
             receive(server, 3600.0)
     return 0
@@ -128,7 +132,7 @@ def read_request(arguments: list[str]) -> tuple[Request, float]:
     variables = {name: os.environ[name] for name in names}
     try:
         request = protocol.StartRun(json.dumps(arguments), json.dumps(variables), os.getcwd(), describe_python(), waits,
-                                    is_prompt)
+                                    os.isatty(0), is_prompt)
     except OSError as error:
         raise argparse.ArgumentTypeError(f"mpiddp.run: the working folder: {error.strerror}") from None
     return request, waits * config.startup_timeout_s
@@ -139,6 +143,19 @@ def pass_on_signals(server: ToServer) -> None:
     for number in FORWARDED:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, lambda number, _: server.send(protocol.Signal(number)))
+
+
+def pass_on_input(server: ToServer) -> None:
+    """Pass on what the user types, unless this process is in the background; return when the server has answered."""
+    while True:
+        awaited = [server.fileno()]
+        with contextlib.suppress(OSError):  # it is no terminal of this process's session
+            awaited += [0] * (os.tcgetpgrp(0) == os.getpgrp())
+        ready, _, _ = select.select(awaited, [], [], POLL_INTERVAL_S)
+        if server.fileno() in ready:
+            return
+        if ready:
+            server.send(protocol.Input(os.read(0, INPUT_BYTES)))
 
 
 if __name__ == "__main__":

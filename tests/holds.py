@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import statistics
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 import psutil
 
 from tests import processes
+from tests.cluster import Cluster
+from tests.cluster.cluster import LOGIN, RUN
 from tests.faults.matrix import FAULT, MOMENTS, STATUSES
 from tests.support import DEADLINE_S, MPIS, ROOT, Done, Mpi, check, mpiexec_command, need, on_path, single_node_environ
 
@@ -24,21 +27,27 @@ dist.all_reduce(one)
 print(f"{os.environ['RANK']} of {one.item():g}\\n", end="")
 """
 KINDS = sorted(STATUSES.keys() - {"SIGSTOP", "atexit"})  # which ends after minutes, and which is no failure
-LATEST = 50  # runs whose seconds are compared with those of the first ones
+PAIRS = 30  # runs in the hold that had many, and in a new one
 class Hold:
-    """A hold of two ranks, whose user has a home of his own."""
+    """A hold of two ranks, or of six on a cluster's three nodes, whose user has a home of his own."""
 
-    def __init__(self, mpi: Mpi, home: Path, *options: object, path: Path = ROOT) -> None:
-        """Start it; modules are found in the folder `path`, too."""
+    def __init__(self, mpi: Mpi, home: Path, *options: object, path: Path = ROOT, cluster: Cluster | None = None,
+                 pmi: str = "") -> None:
+        """Start it; modules are found in the folder `path`, too. On a cluster the clients are on the login node."""
         need(mpi.missing())
         self.mpi, self.home, self.lock = mpi, home, threading.Lock()
-        self.environ = processes.marked({**single_node_environ(mpi), **on_path(ROOT, path),
-                                         "XDG_STATE_HOME": str(home)})
+        self.ranks, self._at = 2, list[str]()
+        start, environ = mpiexec_command(mpi, 2, "-m", "mpiddp.hold", *options), single_node_environ(mpi)
+        if cluster is not None:
+            self.ranks, self._at = 6, cluster.at(LOGIN, ROOT)
+            start = ["srun", f"--mpi={pmi}", "-N3", "--ntasks-per-node=2", str(mpi.python), "-m", "mpiddp.hold",
+                     *map(str, options)]
+            environ = {**mpi.environ(), "SLURM_CONF": f"{RUN}/slurm.conf"}
+        self.environ = processes.marked({**environ, **on_path(ROOT, path), "XDG_STATE_HOME": str(home)})
         self.log = home / "hold.log"
         with self.log.open("w") as log:
-            self.process = processes.start(mpiexec_command(mpi, 2, "-m", "mpiddp.hold", *options), self.environ, ROOT,
-                                           stdout=log, stderr=subprocess.STDOUT)
-        self.wait_for("mpiddp: a hold of 2 ranks is ready after")
+            self.process = processes.start([*self._at, *start], self.environ, ROOT, stdout=log,
+                                           stderr=subprocess.STDOUT)
 
     def wait_for(self, words: str) -> None:
         """Return when the hold has printed some words."""
@@ -48,9 +57,14 @@ class Hold:
                 raise TimeoutError(self.log.read_text())
             time.sleep(0.05)
 
+    def wait_until_ready(self) -> Hold:
+        """Return it when it is ready."""
+        self.wait_for(f"mpiddp: a hold of {self.ranks} ranks is ready after")
+        return self
+
     def command(self, *arguments: object) -> list[str]:
         """Return the command of a run."""
-        return [str(self.mpi.python), "-m", "mpiddp.run", *map(str, arguments)]
+        return [*self._at, str(self.mpi.python), "-m", "mpiddp.run", *map(str, arguments)]
 
     def run(self, *arguments: object, cwd: Path = ROOT) -> Done:
         """Run a script."""
@@ -69,13 +83,19 @@ class Hold:
         return processes.start(self.command(*arguments), self.environ, ROOT, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT)
 
+    def end(self) -> None:
+        """End it in order."""
+        check(self.run("--end"))
+        assert self.process.wait(DEADLINE_S) == 0
+        assert list(self.home.glob("mpiddp/*.hold")) == []
+
     def templates(self) -> list[psutil.Process]:
         """Return the template processes."""
         return [process for process, words in processes.with_mark(self.environ[processes.MARK]).items()
                 if "mpiddp.hold.template" in words]
 
     def close(self) -> None:
-        """End the hold, if it has not ended; no process is left."""
+        """End it if it has not ended; no process is left."""
         processes.end_tree(self.process.pid)
         assert processes.leftovers(self.environ) == []
 
@@ -107,26 +127,30 @@ def run_many(hold: Hold, count: int, seed: int) -> list[float]:
 
 
 def main() -> None:
-    """Print what a hold has before and after many runs, and how long the first and the last ones took."""
+    """Print what a hold has before and after many runs, and how long one takes then, and in a new hold."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as home:
-        hold = Hold(MPIS["mpich"], Path(home))
-        try:
-            check(hold.run("-c", ALL_REDUCE))
-            before = Remains(hold)
-            seconds = run_many(hold, options.runs, options.seed)
-            after = Remains(hold)
-            print(f"descriptors {before.descriptors} -> {after.descriptors}, /dev/shm {before.segments} -> "
-                  f"{after.segments}, MB {[rss >> 20 for rss in before.rss]} -> {[rss >> 20 for rss in after.rss]}")
-            for name, part in (("first", seconds[:LATEST]), ("last", seconds[-LATEST:])):
-                print(f"{name} {len(part)} runs: median {statistics.median(part):.3f} s")
-            check(hold.run("--end"))
-            hold.process.wait(DEADLINE_S)
-        finally:
-            hold.close()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        def start(name: str) -> Hold:
+            (home := Path(folder) / name).mkdir()
+            return stack.enter_context(contextlib.closing(Hold(MPIS["mpich"], home))).wait_until_ready()
+
+        old = start("old")
+        check(old.run("-c", ALL_REDUCE))
+        before = Remains(old)
+        run_many(old, options.runs, options.seed)
+        after = Remains(old)
+        print(f"descriptors {before.descriptors} -> {after.descriptors}, "
+              f"new in /dev/shm {sorted({*after.segments} - {*before.segments})}, "
+              f"MB {[rss >> 20 for rss in before.rss]} -> {[rss >> 20 for rss in after.rss]}")
+        new = start("new")
+        pairs = [(run_many(old, 1, 0)[0], run_many(new, 1, 0)[0]) for _ in range(PAIRS)]
+        for name, seconds in zip(("after them", "a new hold"), zip(*pairs, strict=True), strict=True):
+            print(f"{name}: median {statistics.median(seconds):.3f} s of {PAIRS}")
+        old.end()
+        new.end()
 
 
 if __name__ == "__main__":

@@ -73,13 +73,19 @@ class Terminal:
         self._ours, its = pty.openpty()
         self._process = start(command, env, stdin=its, stdout=its, stderr=its, preexec_fn=take_terminal)
         os.close(its)
-        self._unread = ""
+        self.text = self._unread = ""  # all that was read, and what wait_for() has not read
 
     def close(self) -> None:
         """End the command, if it has not ended."""
         end_tree(self._process.pid)
         self._process.wait(20)
-        os.close(self._ours)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close the terminal, as a lost connection does."""
+        if self._ours >= 0:
+            os.close(self._ours)
+            self._ours = -1
 
     def type(self, text: str) -> None:
         """Type some text."""
@@ -92,7 +98,9 @@ class Terminal:
             ready, _, _ = select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise TimeoutError(f"{text!r} is not in {self._unread!r}")
-            self._unread += os.read(self._ours, 65536).decode()
+            text = os.read(self._ours, 65536).decode()
+            self.text += text
+            self._unread += text
         self._unread = self._unread.partition(text)[2]
 
     def wait(self) -> int:

@@ -26,7 +26,7 @@ from mpiddp.ipc.authentication import connect
 from mpiddp.ipc.channel import Channel, Codec, listen
 from tests import processes
 from tests.cluster import Cluster
-from tests.cluster.cluster import LOGIN, RUN
+from tests.cluster.cluster import RUN
 from tests.holds import ALL_REDUCE, Hold, Remains, run_many
 from tests.messages import find
 from tests.support import (
@@ -35,7 +35,6 @@ from tests.support import (
     MPICH_FIRST,
     MPIS,
     ROOT,
-    Done,
     Mpi,
     check,
     check_hello,
@@ -50,14 +49,9 @@ TOKEN = "token"
 @pytest.fixture(scope="module", params=MPICH_FIRST)
 def hold(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hold]:
     """Give a hold to tests that leave it as it was."""
-    hold = Hold(request.param, tmp_path_factory.mktemp("home"))
-    try:
-        yield hold
-        check(hold.run("--end"))
-        assert hold.process.wait(DEADLINE_S) == 0
-        assert list(hold.home.glob("mpiddp/*.hold")) == []
-    finally:
-        hold.close()
+    with contextlib.closing(Hold(request.param, tmp_path_factory.mktemp("home"))) as hold:
+        yield hold.wait_until_ready()
+        hold.end()
 
 
 @pytest.mark.mpi
@@ -210,7 +204,8 @@ def talk(hold: Hold, *messages: protocol.FromClient) -> Channel[protocol.FromCli
 def ask(hold: Hold, code: str) -> protocol.StartRun:
     """Return the request to run some code."""
     python = f"Python {platform.python_version()} of {hold.mpi.python.parent.parent}"
-    return protocol.StartRun(json.dumps(["--quiet", "-c", code]), "{}", str(ROOT), python, waits=False, has_input=False)
+    return protocol.StartRun(json.dumps(["--quiet", "-c", code]), "{}", str(ROOT), python, waits=False, has_input=False,
+                             is_prompt=False)
 
 
 @pytest.mark.mpi
@@ -336,8 +331,8 @@ def test_without_a_hold_it_says_how_to_start_one(quick: Mpi, tmp_path: Path) -> 
 
 @pytest.mark.mpi
 def test_a_template_that_is_killed_ends_the_hold(quick: Mpi, tmp_path: Path) -> None:
-    hold = Hold(quick, tmp_path)
-    try:
+    with contextlib.closing(Hold(quick, tmp_path)) as hold:
+        hold.wait_until_ready()
         with hold.start("-c", WAITS) as run:
             await_began(run)
             hold.templates()[-1].kill()
@@ -347,14 +342,11 @@ def test_a_template_that_is_killed_ends_the_hold(quick: Mpi, tmp_path: Path) -> 
                          re.MULTILINE)
         assert len(find("launch/failed_rank", text)) == 1
         assert "Traceback" not in text
-    finally:
-        hold.close()
 
 
 @pytest.mark.mpi
 def test_a_hold_ends_whose_client_takes_nothing(quick: Mpi, tmp_path: Path) -> None:
     """Its output has filled all there is between them, and the rank has ended."""
-    hold = Hold(quick, tmp_path)
     code = """
 import os, threading, time
 def speak():
@@ -364,7 +356,8 @@ threading.Thread(target=speak, daemon=True).start()
 time.sleep(3)
 os._exit(3)
 """
-    try:
+    with contextlib.closing(Hold(quick, tmp_path)) as hold:
+        hold.wait_until_ready()
         with hold.start("--quiet", "-c", code) as run:
             assert run.stdout is not None
             run.stdout.readline()
@@ -373,8 +366,6 @@ os._exit(3)
             check(hold.run("--end"))
             assert hold.process.wait(DEADLINE_S) == 0
             run.kill()
-    finally:
-        hold.close()
 
 
 @pytest.mark.mpi
@@ -455,6 +446,20 @@ def test_ctrl_c_at_a_prompt(hold: Hold) -> None:
         assert terminal.wait() == 0
 
 
+@pytest.mark.mpi
+def test_a_debugger_on_rank_0(hold: Hold, tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text(
+        "import os\nif os.environ['RANK'] == '0':\n    breakpoint()\n    seven = 7\n" + ALL_REDUCE)
+    with contextlib.closing(processes.Terminal(hold.command("--quiet", script), hold.environ)) as terminal:
+        for line in ("next", "print('se' + 'ven is', seven)", "continue"):
+            terminal.wait_for("(Pdb) ")
+            terminal.type(line + "\r")
+            terminal.wait_for("\n")  # its echo
+        terminal.wait_for("0 of 2")
+        assert terminal.wait() == 0
+        assert "seven is 7" in terminal.text
+
+
 @pytest.mark.unit
 @pytest.mark.parametrize(("line", "ranks"), [("[0] x", {0}), ("[0-2,8] x", {0, 1, 2, 8}), ("[1,3] x]", {1, 3})])
 def test_the_ranks_of_a_line(line: str, ranks: set[int]) -> None:
@@ -491,21 +496,19 @@ def test_the_supervisor_restarts_a_script_in_a_hold(hold: Hold, tmp_path: Path) 
 def test_a_script_waits_for_a_hold(quick: Mpi, tmp_path: Path) -> None:
     environ = processes.marked({**single_node_environ(quick), **on_path(ROOT), "XDG_STATE_HOME": str(tmp_path)})
     command = [str(quick.python), "-m", "mpiddp.run", "--wait", "-c", ALL_REDUCE]
-    with processes.start(command, environ, ROOT, stdout=subprocess.PIPE) as run:
-        hold = Hold(quick, tmp_path)
-        try:
-            assert run.wait(DEADLINE_S) == 0
-        finally:
-            hold.close()
+    with processes.start(command, environ, ROOT, stdout=subprocess.PIPE) as run, \
+            contextlib.closing(Hold(quick, tmp_path)) as hold:
+        hold.wait_until_ready()
+        assert run.wait(DEADLINE_S) == 0
 
 
 @pytest.mark.mpi
 def test_packages_are_renewed(quick: Mpi, tmp_path: Path) -> None:
     """Until then a run says that they have changed; if they cannot be imported then, the hold waits for better ones."""
     (package := tmp_path / "mine.py").write_text("X = 'one'")
-    hold = Hold(quick, tmp_path, "--preload", "mine", path=tmp_path)
     show = "--quiet", "-c", "import mine; print(mine.X)"
-    try:
+    with contextlib.closing(Hold(quick, tmp_path, "--preload", "mine", path=tmp_path)) as hold:
+        hold.wait_until_ready()
         assert check(hold.run(*show)).stdout == "one\n" * 2
         package.write_text("X = 'the second'")
         done = check(hold.run(*show))
@@ -526,10 +529,7 @@ def test_packages_are_renewed(quick: Mpi, tmp_path: Path) -> None:
         done = check(hold.run(*show))
         assert done.stdout == "the third\n" * 2
         assert "before the last change" not in done.stderr
-        check(hold.run("--end"))
-        assert hold.process.wait(DEADLINE_S) == 0
-    finally:
-        hold.close()
+        hold.end()
 
 
 @pytest.mark.mpi
@@ -541,44 +541,76 @@ def test_a_script_gets_its_own_module_of_a_preloaded_ones_name(quick: Mpi, tmp_p
     (folder / "__init__.py").touch()
     (folder / "names.py").write_text("X = 'own'")
     (script := folder.parent / "train.py").write_text("import parts.names, mine; print(parts.names.X, mine.names.X)")
-    hold = Hold(quick, tmp_path, "--preload", "mine", path=tmp_path)
-    try:
+    with contextlib.closing(Hold(quick, tmp_path, "--preload", "mine", path=tmp_path)) as hold:
+        hold.wait_until_ready()
         assert check(hold.run("--quiet", script)).stdout == "own preloaded\n" * 2
-        check(hold.run("--end"))
-        assert hold.process.wait(DEADLINE_S) == 0
-    finally:
-        hold.close()
+        hold.end()
+
+
+# On three nodes; the client is on the login node
 
 
 @pytest.mark.thorough("the same on one node")
 @pytest.mark.parametrize(("name", "pmi"), [("openmpi4", "pmix"), ("impi", "pmi2"), ("mpich", "pmi2")])
 def test_a_hold_on_three_nodes(cluster: Cluster, name: str, pmi: str) -> None:
-    """The client is on the login node."""
-    mpi = MPIS[name]
-    need(mpi.missing())
     (home := RUN / f"hold-{name}").mkdir()
-    environ = {**mpi.environ(), **on_path(ROOT), "XDG_STATE_HOME": str(home), "SLURM_CONF": f"{RUN}/slurm.conf"}
+    with contextlib.closing(Hold(MPIS[name], home, cluster=cluster, pmi=pmi)) as hold:
+        hold.wait_until_ready()
+        assert sorted(check(hold.run("-c", ALL_REDUCE)).stdout.split()) == sorted(
+            word for rank in range(6) for word in (str(rank), "of", "6"))
+        fails = "import os, time\nif os.environ['RANK'] == '5': raise ValueError(7)\ntime.sleep(60)"
+        assert len(find("launch/failed_rank", check(hold.run("-c", fails), 1).stderr, rank=5, host="node3")) == 1
+        done = check(hold.type("import os\n7 if os.environ['RANK'] == '5' else None\n1 + 1"))
+        assert done.stdout == "[5] 7\n[0-5] 2\n"
+        hold.end()
 
-    def run(*arguments: str, status: int = 0) -> Done:
-        return check(cluster.run(str(mpi.python), "-m", "mpiddp.run", *arguments, timeout=DEADLINE_S, env=environ,
-                                 cwd=ROOT), status)
 
-    command = "srun", f"--mpi={pmi}", "-N3", "--ntasks-per-node=2", str(mpi.python), "-m", "mpiddp.hold"
-    with processes.start([*cluster.at(LOGIN, ROOT), *command], environ, stderr=subprocess.DEVNULL) as job:
-        try:
-            deadline = time.monotonic() + DEADLINE_S
-            while not list(home.glob("mpiddp/*.hold")):
-                assert job.poll() is None and time.monotonic() < deadline
-                time.sleep(0.1)
-            assert sorted(run("-c", ALL_REDUCE).stdout.split()) == sorted(
-                word for rank in range(6) for word in (str(rank), "of", "6"))
-            fails = "import os, time\nif os.environ['RANK'] == '5': raise ValueError(7)\ntime.sleep(60)"
-            assert len(find("launch/failed_rank", run("-c", fails, status=1).stderr, rank=5, host="node3")) == 1
-            run("-c", ALL_REDUCE)
-            run("--end")
-            assert job.wait(DEADLINE_S) == 0
-        finally:
-            processes.end_tree(job.pid)
+@pytest.mark.thorough("the same on one node")
+def test_bad_days_on_three_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    """Each ends its run alone, and leaves nothing of it on any node."""
+    (home := RUN / "hold-bad-days").mkdir()
+    (package := home / "mine.py").write_text("X = 1\n")
+    with contextlib.closing(Hold(MPIS["openmpi4"], home, "--preload", "mine", path=home, cluster=cluster,
+                                 pmi="pmix")) as hold:
+        hold.wait_until_ready()
+        list_segments = "--wait", "--quiet", "--show", "fold", "-c", "import os; print(os.listdir('/dev/shm'))"
+        before = check(hold.run(*list_segments)).stdout
+        # A script that is on the login node alone, and one that is on the others alone.
+        (here := tmp_path / "here.py").write_text(ALL_REDUCE)
+        assert check(hold.run(here), 3).stderr.count("mpiddp: cannot start: ") == 1
+        check(hold.run("-c", f"open('/tmp/there.py', 'w').write({ALL_REDUCE!r})"))
+        assert not Path("/tmp/there.py").exists()
+        assert len(check(hold.run("--quiet", "/tmp/there.py")).stdout.splitlines()) == 6
+        # Another user.
+        stranger = ("import os, sys, mpiddp.run; os.setuid(65534); sys.argv[1:] = ['-c', 'pass']; "
+                    "sys.exit(mpiddp.run.main())")
+        done = cluster.run(str(hold.mpi.python), "-c", stranger, timeout=DEADLINE_S, env=hold.environ, cwd=ROOT)
+        assert check(done, 3).stderr.startswith("mpiddp.run: no hold of yours is ready")
+        # A client that is killed, and one whose terminal is closed; daemons, shared memory and a stopped rank.
+        leaves = (
+            "import os, signal, subprocess, multiprocessing.shared_memory as shm\n"
+            "subprocess.Popen(['sleep', '613'], start_new_session=True)\n"
+            "kept = shm.SharedMemory(create=True, size=2**20)\n"
+            "if os.environ['RANK'] == '5':\n    print('began', flush=True)\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+            "import time; time.sleep(600)")
+        with hold.start("--quiet", "-c", leaves) as run:
+            assert run.stdout is not None
+            assert "began\n" in run.stdout
+            run.kill()
+        assert check(hold.run(*list_segments)).stdout == before
+        with contextlib.closing(processes.Terminal(hold.command("--quiet", "-c", leaves), hold.environ)) as terminal:
+            terminal.wait_for("began")
+            terminal.hang_up()
+            assert check(hold.run(*list_segments)).stdout == before
+        running = processes.with_mark(hold.environ[processes.MARK]).values()
+        assert [words for words in running if "613" in words] == []
+        # Packages that cannot be imported on one node.
+        package.write_text("import socket\nassert socket.gethostname() != 'node3', 'seven'\n")
+        assert "cannot import mine: AssertionError: seven (rank 4-5)\n" in check(hold.run("--renew"), 3).stderr
+        package.write_text("X = 2\n")
+        check(hold.run("--renew"))
+        assert check(hold.run("--quiet", "--show", "fold", "-c", "import mine; print(mine.X)")).stdout == "[0-5] 2\n"
+        hold.end()
 
 
 # The communicator

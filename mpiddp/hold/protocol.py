@@ -16,8 +16,8 @@ class StartRun(NamedTuple):
     """The first message of a client: run a script in this `folder`.
 
     `arguments` are those of `python -m mpiddp`, and `variables` are set before, both in JSON. `python` is the client's.
-    If another script runs, this one is refused, unless it `waits`. With `has_input`, the client sends what all ranks
-    read from stdin.
+    If another script runs, this one is refused, unless it `waits`. With `has_input` the client sends what rank 0 reads
+    from stdin, and for a prompt what all ranks read.
     """
 
     arguments: str
@@ -26,10 +26,11 @@ class StartRun(NamedTuple):
     python: str
     waits: bool
     has_input: bool
+    is_prompt: bool
 
 
 class Input(NamedTuple):
-    """Give the run's ranks this on stdin; nothing ends it: of the client, and to the templates."""
+    """Give this on stdin; nothing ends it: of the client, and to the templates of the ranks that read it."""
 
     data: bytes
 

@@ -175,9 +175,10 @@ class Server:
                 self._start(peer, message)
             case protocol.Renew():
                 self._renew(peer)
-            case protocol.Input() if peer is self._client:
+            case protocol.Input() if peer is self._client and self._run is not None:
                 self._interrupts = 0
-                self._send_all(message)
+                for rank in range(self._size if self._run.is_prompt else 1):
+                    self._templates[rank].send(message)
             case protocol.EndHold():
                 self._end()
             case protocol.Signal(number) if peer is self._client:

@@ -13,6 +13,7 @@ import gc
 import importlib
 import importlib.abc
 import importlib.machinery
+import io
 import json
 import os
 import random
@@ -75,7 +76,7 @@ def main() -> int:
     connection = connect((plan.address, plan.port), plan.token, CONNECT_TIMEOUT_S, SERVER_PROOF_TIMEOUT_S)
     channel: Channel[protocol.FromTemplate, protocol.ToTemplate] = Channel(connection, SENT_CODEC)
     channel.send(protocol.Ready(plan.rank, error))
-    keeper = Keeper(channel, plan.address)
+    keeper = Keeper(channel, plan)
     order = keeper.run()
     if isinstance(order, protocol.Fork):
         return run(plan, order, packages, keeper.listener)
@@ -134,7 +135,14 @@ class Packages:
         gc.freeze()
 
     def outlive_python(self) -> None:
-        """Keep what was imported before the run out of Python's end, which frees it all, for the same reason."""
+        """Keep what was imported before the run out of Python's end, which frees it all, for the same reason.
+
+        What the script has put there is not freed either, so that files are flushed here.
+        """
+        for thing in gc.get_objects():  # without the frozen ones
+            if issubclass(type(thing), io.IOBase):
+                with contextlib.suppress(Exception):  # it is closed, or cannot be written
+                    thing.flush()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._imported))
         for name, module in self._imported.items():
             if sys.modules.get(name) is module:
@@ -178,9 +186,9 @@ class NoMpi(importlib.abc.MetaPathFinder):
 class Keeper:
     """Waits for the server's orders, and for the run's rank: its output, and its end."""
 
-    def __init__(self, channel: Channel[protocol.FromTemplate, protocol.ToTemplate], address: str) -> None:
+    def __init__(self, channel: Channel[protocol.FromTemplate, protocol.ToTemplate], plan: Template) -> None:
         self.listener: socket.socket | None = None  # on rank 0, for the next run
-        self._channel, self._address = channel, address
+        self._channel, self._address, self._is_first = channel, plan.address, plan.rank == 0
         self._child = 0  # the agent of the run's rank, 0 for none
         self._pidfd = -1
         self._pipes: dict[int, int] = {}  # streams by descriptors
@@ -217,7 +225,8 @@ class Keeper:
                             self.listener = listen(self._address, 0)
                             self._channel.send(protocol.PortOpened(int(self.listener.getsockname()[1])))
                         case protocol.Fork():
-                            if self._fork(message.run.has_input):
+                            run = message.run
+                            if self._fork(run.is_prompt or (run.has_input and self._is_first), run.is_prompt):
                                 return message
                         case protocol.Input(data) if self._stdin >= 0:
                             self._give(data)
@@ -229,10 +238,15 @@ class Keeper:
                             self._end_run()
                             return None
 
-    def _fork(self, has_input: bool) -> bool:
-        """Fork the agent of a run's rank; return whether this is the child, whose stdout and stderr are pipes."""
+    def _fork(self, has_input: bool, reads_all: bool) -> bool:
+        """Fork the agent of a run's rank; return whether this is the child, whose stdout and stderr are pipes.
+
+        A rank that does not read all of its input loses what does not fit into a pipe.
+        """
         pipes = {stream: os.pipe() for stream in (1, 2)}
         reading, self._stdin = os.pipe() if has_input else (os.open(os.devnull, os.O_RDONLY), -1)
+        if has_input:
+            os.set_blocking(self._stdin, reads_all)
         template = os.getpid()
         self._child = os.fork()
         if self._child:
@@ -263,11 +277,11 @@ class Keeper:
         return True
 
     def _give(self, data: bytes) -> None:
-        """Give the run's rank something on stdin, of which it has read all that was given before; nothing ends it."""
+        """Give the run's rank something on stdin; nothing ends it."""
         if not data and self._stdin >= 0:
             os.close(self._stdin)
             self._stdin = -1
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # it has ended, or the pipe is full
             while data:
                 data = data[os.write(self._stdin, data):]
 

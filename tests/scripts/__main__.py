@@ -51,6 +51,7 @@ def main() -> int:
     rows = []
     with tempfile.TemporaryDirectory() as home, contextlib.closing(Hold(QUICK, Path(home))) as hold, \
             ThreadPoolExecutor(JOBS) as pool:
+        hold.wait_until_ready()
         for script, results in zip(scripts, pool.map(partial(run_all, hold=hold), scripts), strict=True):
             rows.append(row(script, results, used, unexplained))
             print(rows[-1], flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 
@@ -40,11 +41,8 @@ def test_a_script_does_the_same(script: Script) -> None:
 @pytest.fixture(scope="module")
 def hold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hold]:
     """Give a hold to all scripts."""
-    hold = Hold(QUICK_MPI, tmp_path_factory.mktemp("home"))
-    try:
-        yield hold
-    finally:
-        hold.close()
+    with contextlib.closing(Hold(QUICK_MPI, tmp_path_factory.mktemp("home"))) as hold:
+        yield hold.wait_until_ready()
 
 
 @pytest.mark.mpi
