@@ -91,16 +91,19 @@ class Terminal:
         """Type some text."""
         os.write(self._ours, text.encode())
 
-    def wait_for(self, text: str) -> None:
-        """Read up to a text."""
-        deadline = time.monotonic() + TERMINAL_S
+    def wait_for(self, text: str, typing: str = "") -> None:
+        """Read up to a text; meanwhile, type something once a second."""
+        began_s = next_s = time.monotonic()
         while text not in self._unread:
-            ready, _, _ = select.select([self._ours], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
+            if (now_s := time.monotonic()) > began_s + TERMINAL_S:
                 raise TimeoutError(f"{text!r} is not in {self._unread!r}")
-            text = os.read(self._ours, 65536).decode()
-            self.text += text
-            self._unread += text
+            if typing and now_s >= next_s:
+                self.type(typing)
+                next_s = now_s + 1.0
+            if select.select([self._ours], [], [], 0.2)[0]:
+                chunk = os.read(self._ours, 65536).decode()
+                self.text += chunk
+                self._unread += chunk
         self._unread = self._unread.partition(text)[2]
 
     def wait(self) -> int:

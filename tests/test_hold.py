@@ -409,9 +409,11 @@ total = torch.ones(1) * double(rank)
 dist.all_reduce(total)
 total
 input()
+print("no end of line", end="")
 """
     done = check(hold.type(lines))
-    assert done.stdout.splitlines() == ["[0-1] 2", "[0] 'zero'", "[1] 7.0", "[0] 1.0", "[0-1] tensor([2.])"]
+    assert done.stdout.splitlines() == ["[0-1] 2", "[0] 'zero'", "[1] 7.0", "[0] 1.0", "[0-1] tensor([2.])",
+                                        "[0-1] no end of line"]
     assert [line for line in done.stderr.splitlines() if "Error" in line] == [
         "[1] ZeroDivisionError: division by zero", "SyntaxError: invalid syntax",
         "[0-1] EOFError: EOF when reading a line"]
@@ -436,8 +438,9 @@ def test_ctrl_c_at_a_prompt(hold: Hold) -> None:
         terminal.type("\x03")
         terminal.wait_for("[0-1] KeyboardInterrupt")
         terminal.wait_for(">>> ")
-        terminal.type("not sent\x03")
-        terminal.wait_for("KeyboardInterrupt")
+        terminal.type("not sent")
+        terminal.wait_for("not sent")
+        terminal.wait_for("KeyboardInterrupt", typing="\x03")  # readline may miss one, which comes between two keys
         terminal.wait_for(">>> ")
         terminal.type("2+3\r")
         terminal.wait_for("[0-1] 5")
@@ -461,9 +464,9 @@ def test_a_debugger_on_rank_0(hold: Hold, tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize(("line", "ranks"), [("[0] x", {0}), ("[0-2,8] x", {0, 1, 2, 8}), ("[1,3] x]", {1, 3})])
-def test_the_ranks_of_a_line(line: str, ranks: set[int]) -> None:
-    assert read_ranks(line) == ranks
+@pytest.mark.parametrize(("prefix", "ranks"), [("[0]", {0}), ("[0-2,8]", {0, 1, 2, 8}), ("[1,3]", {1, 3})])
+def test_the_ranks_of_a_prefix(prefix: str, ranks: set[int]) -> None:
+    assert read_ranks(prefix) == ranks
 
 
 @pytest.mark.mpi
@@ -521,9 +524,10 @@ def test_packages_are_renewed(quick: Mpi, tmp_path: Path) -> None:
             assert check(hold.run("--renew"), 3).stderr == "mpiddp.run: another script runs in this hold\n"
             run.send_signal(signal.SIGTERM)
         package.write_text("X = ")
-        why = "mpiddp.run: cannot import mine: SyntaxError: invalid syntax (mine.py, line 1) (rank 0-1)"
-        assert check(hold.run("--renew"), 3).stderr == f"{why}\n"
-        assert check(hold.run(*show), 3).stderr == f"{why}; mend that, and then python -m mpiddp.run --renew\n"
+        why = r"mpiddp.run: cannot import mine: SyntaxError: invalid syntax \(mine.py, line 1\) \(rank (0|1|0-1)\)"
+        assert re.fullmatch(f"{why}\n", check(hold.run("--renew"), 3).stderr)
+        assert re.fullmatch(f"{why}; mend that, and then python -m mpiddp.run --renew\n",
+                            check(hold.run(*show), 3).stderr)
         package.write_text("X = 'the third'")
         check(hold.run("--renew"))
         done = check(hold.run(*show))
@@ -606,7 +610,8 @@ def test_bad_days_on_three_nodes(cluster: Cluster, tmp_path: Path) -> None:
         assert [words for words in running if "613" in words] == []
         # Packages that cannot be imported on one node.
         package.write_text("import socket\nassert socket.gethostname() != 'node3', 'seven'\n")
-        assert "cannot import mine: AssertionError: seven (rank 4-5)\n" in check(hold.run("--renew"), 3).stderr
+        assert re.search(r"cannot import mine: AssertionError: seven \(rank (4|5|4-5)\)\n",
+                         check(hold.run("--renew"), 3).stderr)
         package.write_text("X = 2\n")
         check(hold.run("--renew"))
         assert check(hold.run("--quiet", "--show", "fold", "-c", "import mine; print(mine.X)")).stdout == "[0-5] 2\n"

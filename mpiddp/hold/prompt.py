@@ -85,16 +85,18 @@ class Prompt(code.InteractiveConsole):
             return
         *lines, self._begun = (self._begun + data).split(b"\n")
         for line in lines:
-            if line.endswith(READY.encode()):
-                self._ready |= read_ranks(line.decode())
-            else:
-                write_all(stream, line + b"\n")
+            prefix, _, text = line.partition(b" ")
+            printed = text.removesuffix(READY.encode())
+            if printed != text:
+                self._ready |= read_ranks(prefix.decode())
+            if printed or printed == text:
+                write_all(stream, prefix + b" " + printed + b"\n")
 
 
-def read_ranks(line: str) -> set[int]:
-    """Return the ranks in the prefix of a line, as {0, 1, 2, 8} of `[0-2,8] text`."""
+def read_ranks(prefix: str) -> set[int]:
+    """Return the ranks in a line's prefix, as {0, 1, 2, 8} of `[0-2,8]`."""
     ranks: set[int] = set()
-    for part in line[1:line.index("]")].split(","):
+    for part in prefix.strip("[]").split(","):
         first, _, last = part.partition("-")
         ranks.update(range(int(first), int(last or first) + 1))
     return ranks
