@@ -10,8 +10,6 @@ from pathlib import Path
 
 import psutil
 
-from mpiddp.agent.process_cleanup import mapped_segments
-
 SHARED = ("mpich_shm_*", "sm_segment.*", "vader_segment.*", "sem.mp-*")
 HWLOC = "hydra_hwloc_xmlfile_*"  # which a rank of MPICH reads in MPI_Init
 
@@ -42,10 +40,12 @@ def is_own(path: Path, since_s: float) -> bool:
 
 
 def used_inodes() -> Iterator[int]:
-    """Yield the inodes of the files that processes have open, and of the segments of MPI that they map."""
+    """Yield the inodes of the files that processes have open, and of those in /dev/shm that they map (man 5 proc)."""
     for pid in psutil.pids():
-        yield from (segment.inode for segment in mapped_segments(pid))
         with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+                if " /dev/shm/" in line:
+                    yield int(line.split(None, 5)[4])
             for link in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     yield link.stat().st_ino

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 import secrets
 import time
 from collections.abc import Iterator
@@ -79,6 +80,17 @@ def test_a_segment_goes_with_the_last_process_that_maps_it(segment: Path) -> Non
     assert segment.exists()
     remove_unmapped(found)
     assert not segment.exists()
+
+
+def test_the_tests_leave_the_semaphores_of_other_jobs() -> None:
+    """A process maps them, and does not have them open."""
+    before = {*Path("/dev/shm").glob("sem.mp-*")}
+    lock = multiprocessing.get_context("spawn").Lock()
+    ours = {*Path("/dev/shm").glob("sem.mp-*")} - before
+    remove_leftovers(time.time() - 60)
+    with lock:
+        assert ours
+        assert ours <= {*Path("/dev/shm").glob("sem.mp-*")}
 
 
 def test_the_tests_leave_the_segments_of_other_jobs(tmp_path: Path) -> None:
