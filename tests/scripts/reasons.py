@@ -26,6 +26,7 @@ REASONS = [
     Reason(OURS, r"stdout `True False", "torch's hook, which names the rank, comes with the process group",
            ("displayhook",)),
     Reason(OURS, r"stdout `\S+ \w+ True", "stdout is line-buffered", ("stdout-encoding",)),
+    Reason((HELD,), r"file \S+ `b'kept'`, not `b''`", "open files are flushed before Python's end", ("open-cycle",)),
     Reason((TORCHRUN,), r"stderr has .*(torch.distributed.elastic)", "torchrun's own report"),
 ]
 
