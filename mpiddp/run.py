@@ -33,12 +33,14 @@ usage: python -m mpiddp.run [--wait] [--env NAME]… [options] script.py [argume
 
 Run a script at once, in the ranks that `{MPIRUN.command} python -m mpiddp.hold` keeps.
 
-  --wait       wait for a hold that is not ready yet, at most for --startup-timeout, and for a script that runs in it
+  --wait       wait for a script that runs in the hold, or for a hold that is not ready yet (at most --startup-timeout)
   --env NAME   pass on a variable of this shell, besides MPIDDP_…; once for each variable
   options      those of python -m mpiddp (see its --help), except --check, --stage, --trace, --explain and --no-agent
   -i           a prompt: each line runs on all ranks, which keep what it defines; equal output appears once
   --renew      let the hold import its packages again, as they are on disk now
   --end        end the hold, and a script that runs in it"""
+OWN_OPTIONS = ("--wait", "--env", "--renew", "--end")
+END_TIMEOUT_S = 30.0  # for a hold to end
 POLL_INTERVAL_S = 0.2  # of a look for a hold
 INPUT_BYTES = 4096  # the longest line that a terminal gives
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -55,27 +57,33 @@ def main() -> int:
         write_line(str(error))
         return EXIT_USAGE
     deadline_s = time.monotonic() + wait_s
-    while (hold := find_hold()) is None and time.monotonic() < deadline_s:
+    if (hold := find_hold()) is None and wait_s:
+        write_line("mpiddp.run: waiting: no hold is ready")
+    while hold is None and time.monotonic() < deadline_s:
         time.sleep(POLL_INTERVAL_S)
+        hold = find_hold()
     if hold is None:
         write_line("mpiddp.run: no hold of yours is ready, or none that this host can reach; start one: "
                    f"{MPIRUN.command} python -m mpiddp.hold")
         return EXIT_CANNOT_START
     server, ranks = hold
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    is_sent = server.send(request)
+    server.send(request)
     if isinstance(request, protocol.StartRun) and request.is_prompt:
         from .hold.prompt import Prompt  # seldom needed
 
         Prompt(server, ranks).talk()
     if isinstance(request, protocol.StartRun):
         pass_on_signals(server)
-    while not isinstance(request, protocol.EndHold) or not is_sent:
+    if isinstance(request, protocol.EndHold):
+        with contextlib.suppress(SystemExit, TimeoutError):
+            receive(server, END_TIMEOUT_S)
+        return 0
+    while True:
         if isinstance(request, protocol.StartRun) and request.has_input:
             pass_on_input(server)
         with contextlib.suppress(TimeoutError):
             receive(server, 3600.0)
-    return 0
 
 
 def find_hold() -> tuple[ToServer, int] | None:
@@ -113,11 +121,17 @@ def read_request(arguments: list[str]) -> tuple[Request, float]:
             raise argparse.ArgumentTypeError(f"mpiddp.run: --env {name}: this shell has no variable of this name")
         names.append(name)
     ours, command = split_command(arguments)
+    if misplaced := [word for word in ours if word.partition("=")[0] in OWN_OPTIONS]:
+        raise argparse.ArgumentTypeError(f"mpiddp.run: {misplaced[0]} is not possible here (see python -m mpiddp.run "
+                                         "--help): --wait and --env NAME precede all other options")
     if is_prompt := "-i" in ours:
         from .hold.prompt import OPTIONS
 
         if command:
             raise argparse.ArgumentTypeError(f"mpiddp.run: -i takes no script: {command[0]}")
+        if output := [word for word in ours if word.partition("=")[0] in ("--show", "--prefix")]:
+            raise argparse.ArgumentTypeError(f"mpiddp.run: {output[0]} is not possible with -i, which shows what all "
+                                             "ranks print, and equal lines once")
         ours.remove("-i")
         arguments = [*ours, *OPTIONS]
     config = read_config(arguments, os.environ)

@@ -139,7 +139,19 @@ def test_a_second_interrupt_ends_ranks_in_native_code(hold: Hold) -> None:
         run.send_signal(signal.SIGINT)
         time.sleep(2.0)
         run.send_signal(signal.SIGINT)
-        assert run.wait(DEADLINE_S) in (130, 143)
+        assert run.wait(DEADLINE_S) == 130
+    check(hold.run("-c", ALL_REDUCE))
+
+
+@pytest.mark.mpi
+def test_a_second_interrupt_ends_ranks_that_ignore_signals(hold: Hold) -> None:
+    code = "import signal\nfor number in (2, 15): signal.signal(number, signal.SIG_IGN)\n" + WAITS
+    with hold.start("-c", code) as run:
+        await_began(run)
+        run.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(DEADLINE_S + KILL_DELAY_S) == 130
     check(hold.run("-c", ALL_REDUCE))
 
 
@@ -302,6 +314,8 @@ def test_mpi_is_the_holds(hold: Hold) -> None:
     (("--trace=x", "x.py"), "--trace is not possible in a hold"), (("--check", "x.py"), "--check is not possible"),
     (("-n", "2", "x.py"), "-n and --dry-run are for python -m mpiddp"), (("--no-such", "x.py"), "--no-such"),
     ((), "no script"), (("-i", "x.py"), "-i takes no script: x.py"),
+    (("-i", "--show=0"), "--show=0 is not possible with -i"),
+    (("--quiet", "--env", "HOME", "x.py"), "--wait and --env NAME precede all other options"),
 ])
 def test_what_a_run_cannot_do(hold: Hold, arguments: tuple[str, ...], words: str) -> None:
     done = check(hold.run(*arguments), 2)
@@ -345,6 +359,16 @@ def test_a_template_that_is_killed_ends_the_hold(quick: Mpi, tmp_path: Path) -> 
 
 
 @pytest.mark.mpi
+def test_ctrl_c_ends_a_hold(quick: Mpi, tmp_path: Path) -> None:
+    with contextlib.closing(Hold(quick, tmp_path)) as hold:
+        hold.wait_until_ready()
+        hold.process.send_signal(signal.SIGINT)
+        hold.process.wait(DEADLINE_S)
+        assert "Traceback" not in hold.log.read_text()
+        assert list(tmp_path.glob("mpiddp/*.hold")) == []
+
+
+@pytest.mark.mpi
 def test_a_hold_ends_whose_client_takes_nothing(quick: Mpi, tmp_path: Path) -> None:
     """Its output has filled all there is between them, and the rank has ended."""
     code = """
@@ -374,7 +398,7 @@ def test_a_template_that_never_comes_is_named(quick: Mpi, tmp_path: Path) -> Non
         "import os, time\nif os.environ['_MPIDDP_HOLD_RANK'] == '1':\n    time.sleep(600)\n")
     done = mpiexec(quick, 2, "--preload", "hangs", module="mpiddp.hold",
                    env={**on_path(ROOT, tmp_path), "MPIDDP_STARTUP_TIMEOUT": "25"})
-    assert "mpiddp: still waiting for the template of rank 1\n" in check(done, 3).stderr
+    assert "mpiddp: still waiting for rank 1 to import torch and what --preload names\n" in check(done, 3).stderr
     assert "  found    rank 1: no template within 25 s\n" in done.stderr
 
 
@@ -399,6 +423,7 @@ def test_a_prompt_on_all_ranks(hold: Hold) -> None:
 1+1
 import os, torch, torch.distributed as dist
 rank = int(os.environ["RANK"])
+rank
 7 / rank if rank else "zero"
 1/(1-rank)
 def double(value):
@@ -412,8 +437,8 @@ input()
 print("no end of line", end="")
 """
     done = check(hold.type(lines))
-    assert done.stdout.splitlines() == ["[0-1] 2", "[0] 'zero'", "[1] 7.0", "[0] 1.0", "[0-1] tensor([2.])",
-                                        "[0-1] no end of line"]
+    assert done.stdout.splitlines() == ["[0-1] 2", "[0] 0", "[1] 1", "[0] 'zero'", "[1] 7.0", "[0] 1.0",
+                                        "[0-1] tensor([2.])", "[0-1] no end of line"]
     assert [line for line in done.stderr.splitlines() if "Error" in line] == [
         "[1] ZeroDivisionError: division by zero", "SyntaxError: invalid syntax",
         "[0-1] EOFError: EOF when reading a line"]
@@ -454,6 +479,8 @@ def test_a_debugger_on_rank_0(hold: Hold, tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text(
         "import os\nif os.environ['RANK'] == '0':\n    breakpoint()\n    seven = 7\n" + ALL_REDUCE)
     with contextlib.closing(processes.Terminal(hold.command("--quiet", script), hold.environ)) as terminal:
+        terminal.type("print('typed before')\r")
+        terminal.wait_for("(Pdb) typed before")
         for line in ("next", "print('se' + 'ven is', seven)", "continue"):
             terminal.wait_for("(Pdb) ")
             terminal.type(line + "\r")

@@ -113,6 +113,14 @@ def test_a_rank_alone_is_shown_at_once() -> None:
     assert one.pop_ready(0.0) == []
 
 
+def test_only_equal_lines_are_merged_if_numbers_are_kept() -> None:
+    """Also across nodes, and with lines that only some ranks print between them."""
+    one = LineMerger(FOUR, 1.0, keeps_numbers=True)
+    for rank in range(4):
+        one.add(rank, MergedLines(1 << rank, 1, ["begin", f"value {rank // 2}", "between", "end"]), 0.0)
+    assert screen(one.pop_all()) == ["[0-3] begin", "[0-1] value 0", "[2-3] value 1", "[0-3] between", "[0-3] end"]
+
+
 def test_nobody_waits_for_ranks_that_have_ended() -> None:
     one = LineMerger(FOUR, 1.0)
     say(one, 0, ["a"], stream=2)

@@ -89,16 +89,22 @@ class DryRunFacts(NamedTuple):
 
 
 class OutputFilter(NamedTuple):
-    """--show: show the output of all ranks, of those named by rank or local rank, or of all `folded`."""
+    """--show: show the output of all ranks, of those named by rank or local rank, or of all `folded`.
+
+    If the folding `keeps_numbers`, lines that differ in numbers stay apart.
+    """
 
     all_ranks: bool = True
     ranks: frozenset[int] = frozenset()
     local_ranks: frozenset[int] = frozenset()
     folded: bool = False
+    keeps_numbers: bool = False
 
     def __str__(self) -> str:
         names = (*map(str, sorted(self.ranks)), *(f"local-{rank}" for rank in sorted(self.local_ranks)))
-        return "fold" if self.folded else "all" if self.all_ranks else ",".join(names) or "none"
+        if self.folded:
+            return "fold-equal" if self.keeps_numbers else "fold"
+        return "all" if self.all_ranks else ",".join(names) or "none"
 
     def has(self, rank: int, local_rank: int) -> bool:
         """Return whether a rank's output is shown."""

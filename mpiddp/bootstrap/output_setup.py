@@ -87,7 +87,8 @@ def plan_folding(offers: Sequence[FoldingOffer], token: str, config: LaunchConfi
         expected = all_ranks if rank == 0 else node_ranks[node] if leads else 1 << rank
         gathers = leads and (rank == 0 or expected != 1 << rank)
         plans.append(AggregationConfig(rank, f"{expected:x}", above.address, 0 if rank == 0 else above.port, token,
-                             config.fold_window_s, config.drops_lines, gathers))
+                             config.fold_window_s, config.drops_lines, gathers,
+                             config.output_filter.keeps_numbers))
     return plans
 
 

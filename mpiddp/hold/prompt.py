@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import code
+import contextlib
 import json
 import platform
 import signal
@@ -15,7 +16,7 @@ from .client import ToServer, receive
 from .console import FILE, READY
 
 PREFIX = "[{rank}] "
-OPTIONS = ("--show", "fold", "--prefix", PREFIX, "-m", f"{__package__}.console")
+OPTIONS = ("--show", "fold-equal", "--prefix", PREFIX, "-m", f"{__package__}.console")
 NAME_AFTER_S = 10.0  # without output, if some ranks are ready: the others are named
 
 
@@ -33,6 +34,9 @@ class Prompt(code.InteractiveConsole):
     def talk(self) -> None:
         """Talk to the user until the end of stdin; raise SystemExit with the run's status."""
         self._await_ready()
+        if sys.stdin.isatty():
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401 (for input(): line editing, and the lines before)
         self.interact(f"Python {platform.python_version()}: each line runs on {len(self._all)} ranks; Ctrl-D ends this",
                       exitmsg="")
         self._is_waiting = True

@@ -23,7 +23,7 @@ from ..ipc.channel import Codec, Unreadable, listen
 from ..ipc.connection import Connection
 from ..ipc.event_loop import EventLoop
 from ..systems.launchers import HOLD, HOLD_RANK, HOLD_SIZE
-from ..systems.statuses import signal_status
+from ..systems.statuses import EXIT_INTERRUPTED, signal_status
 from . import protocol, registry
 from .template import Template
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 Peer = Connection[protocol.ToPeer, protocol.FromPeer]
 CODEC: Codec[protocol.FromPeer] = Codec(protocol.FromPeer)
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)  # what each Ctrl-C sends: ranks may be in native code
 KILL_DELAY_S = 10.0  # for a run whose client is gone, or of which a rank has failed, to end by itself
 ERRORS_SPREAD_S = 1.0  # for all ranks to say why they cannot begin
 REMIND_AFTER_S = 10.0  # of the hold's start until the ranks are named that are awaited
@@ -43,6 +42,7 @@ REMIND_AFTER_S = 10.0  # of the hold's start until the ranks are named that are 
 def hold(preload: str, job: RunningJob, config: LaunchConfig) -> int:
     """Hold this rank until the end, and return its exit status."""
     rendezvous, env = job.membership.rendezvous, job.membership.environment
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 ends all
     server = Server(job.membership.endpoint.address, env.world_size) if env.rank == 0 else None
     where = ("", 0, "") if server is None else server.where
     address, port, token = rendezvous.exchange("starting the hold", None, lambda ranks: [where] * len(ranks))
@@ -92,7 +92,7 @@ class Server:
         self._renewer: Peer | None = None  # a client that waits for new templates
         self._run: protocol.StartRun | None = None
         self._is_forked = False
-        self._early: list[int] = []  # signals of the client, until the run is forked
+        self._early: list[protocol.Signal | protocol.Input] = []  # of the client, until the run is forked
         self._interrupts = 0  # of the client
         self._statuses: list[int] = []
         self._run_id = self._failure = ""
@@ -105,6 +105,7 @@ class Server:
         self._loop.watch_process(template, self._loop.stop)
         self._await_templates()
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGINT, lambda *_: self._end())
         try:
             self._loop.run()
         finally:
@@ -124,7 +125,7 @@ class Server:
         os.kill(os.getpid(), number)
 
     def _remind(self) -> None:
-        write_line(f"mpiddp: still waiting for the template of rank {self._missing}")
+        write_line(f"mpiddp: still waiting for rank {self._missing} to import torch and what --preload names")
         self._loop.set_timer("late", REMIND_AFTER_S, self._remind)
 
     def _describe_errors(self) -> str:
@@ -175,20 +176,12 @@ class Server:
                 self._start(peer, message)
             case protocol.Renew():
                 self._renew(peer)
-            case protocol.Input() if peer is self._client and self._run is not None:
-                self._interrupts = 0
-                for rank in range(self._size if self._run.is_prompt else 1):
-                    self._templates[rank].send(message)
             case protocol.EndHold():
                 self._end()
-            case protocol.Signal(number) if peer is self._client:
-                if number == signal.SIGINT:
-                    number = INTERRUPTS[min(self._interrupts, len(INTERRUPTS) - 1)]
-                    self._interrupts += 1
-                if self._is_forked:
-                    self._kill(number)
-                else:
-                    self._early.append(number)
+            case protocol.Signal() | protocol.Input() if peer is self._client and self._is_forked:
+                self._pass_on(message)
+            case protocol.Signal() | protocol.Input() if peer is self._client:
+                self._early.append(message)
             case protocol.Signal(number) if peer in [waiting for waiting, _ in self._waiting]:
                 self._finish_client(peer, protocol.RunOver(signal_status(number)))
                 self._forget(peer)
@@ -197,8 +190,8 @@ class Server:
             case protocol.PortOpened(port) if self._run is not None:
                 self._send_all(protocol.Fork(self._run, port, os.urandom(16).hex()))
                 self._is_forked = True
-                for number in self._early:
-                    self._kill(number)
+                for early in self._early:
+                    self._pass_on(early)
             case protocol.Output():
                 if self._client is not None and not self._client.send(message):
                     self._pause(True)
@@ -268,7 +261,8 @@ class Server:
             self._loop.set_timer("kill", 2 * KILL_DELAY_S, partial(self._kill, signal.SIGKILL))
         if len(self._statuses) == self._size:
             if self._client is not None:
-                self._finish_client(self._client, protocol.RunOver(max(self._statuses)))
+                status = EXIT_INTERRUPTED if self._interrupts > 1 and max(self._statuses) else max(self._statuses)
+                self._finish_client(self._client, protocol.RunOver(status))
             self._finish()
 
     def _end_others(self, status: int) -> None:
@@ -289,6 +283,22 @@ class Server:
     def _start_next(self) -> None:
         while self._waiting and self._run is None:
             self._start(*self._waiting.pop(0))
+
+    def _pass_on(self, message: protocol.Signal | protocol.Input) -> None:
+        """Pass on what the client sends to the run; a second SIGINT ends it, if need be after a delay."""
+        match message:
+            case protocol.Input():
+                self._interrupts = 0
+                assert self._run is not None
+                for rank in range(self._size if self._run.is_prompt else 1):
+                    self._templates[rank].send(message)
+            case protocol.Signal(signal.SIGINT) if self._interrupts:
+                self._interrupts += 1
+                self._kill(signal.SIGTERM)
+                self._loop.set_timer("kill", KILL_DELAY_S, partial(self._kill, signal.SIGKILL))
+            case protocol.Signal(number):
+                self._interrupts += number == signal.SIGINT
+                self._kill(number)
 
     def _kill(self, number: int) -> None:
         self._send_all(protocol.Signal(number))

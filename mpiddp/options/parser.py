@@ -149,12 +149,13 @@ def parse_port(text: str) -> int:
 def parse_output_filter(text: str) -> OutputFilter:
     """Return which ranks' output is shown."""
     words = text.split(",")
-    if text in ("all", "none", "fold"):
-        return OutputFilter(all_ranks=text != "none", folded=text == "fold")
+    if text in ("all", "none", "fold", "fold-equal"):
+        return OutputFilter(text != "none", folded=text.startswith("fold"), keeps_numbers=text == "fold-equal")
     local = [word.removeprefix("local-") for word in words if word.startswith("local-")]
     ranks = [word for word in words if not word.startswith("local-")]
     if not all(word.isdecimal() for word in (*local, *ranks)):
-        raise argparse.ArgumentTypeError(f"must be all, none, fold, or ranks such as 0,4,local-0, got {text!r}")
+        raise argparse.ArgumentTypeError("must be all, none, fold, fold-equal, or ranks such as 0,4,local-0, got "
+                                         f"{text!r}")
     return OutputFilter(False, frozenset(map(int, ranks)), frozenset(map(int, local)))
 
 

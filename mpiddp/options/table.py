@@ -119,7 +119,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "show": {
         "default": "all", "type": parse_output_filter, "metavar": "RANKS",
         "help": "ranks whose output to show: all, none, or a list such as 0,4,local-0; fold shows equal lines of "
-                "several ranks once, with the ranks' numbers (default: %(default)s)",
+                "several ranks once, with the ranks' numbers, also if numbers in them differ; fold-equal does so only "
+                "if they do not (default: %(default)s)",
     },
     "fold-window": {
         "default": DEFAULT_FOLD_WINDOW_S, "type": parse_seconds, "metavar": "SECONDS",

@@ -67,7 +67,7 @@ class Aggregator:
         self._expected = int(folding.expected, 16)  # ranks that may still send output
         self._own_bit = 1 << folding.rank
         window_s = folding.window_s * (NODE_WINDOW_SHARE if folding.port else 1)
-        self._merger = LineMerger(self._expected, window_s, folding.drops)
+        self._merger = LineMerger(self._expected, window_s, folding.drops, folding.keeps_numbers)
         self._listener = AuthListener(
             loop, socket.socket(fileno=listener), folding.token, self._expected.bit_count(), self._admit)
         self._sources: dict[Hashable, Source] = {}  # by their keys

@@ -210,11 +210,11 @@ class LineMerger:
     """Keeps lines until all expected ranks have printed them, or the missing ranks are given up.
 
     They are given up after `window_s` in which no rank has joined the line, and with `hurries` also if very many lines
-    are pending. The lines of a source stay in order.
+    are pending. The lines of a source stay in order. If it `keeps_numbers`, only equal lines are merged.
     """
 
-    def __init__(self, expected: int, window_s: float, hurries: bool = False) -> None:
-        self._expected, self._window_s = expected, window_s
+    def __init__(self, expected: int, window_s: float, hurries: bool = False, keeps_numbers: bool = False) -> None:
+        self._expected, self._window_s, self._keeps_numbers = expected, window_s, keeps_numbers
         self._max_pending = MAX_LINES_AHEAD // 2 if hurries else math.inf
         self._ends = PendingLines(MergedLines(0, 0, []), None, 0.0)  # before the first line, and after the last one
         self._ends.position, self._ends.is_indexed = (-1,), True
@@ -234,6 +234,8 @@ class LineMerger:
         if not self._pending_count and not self._expected & ~lines.ranks:
             self._through.append(lines)
             return
+        if self._keeps_numbers:
+            lines._masked = lines.lines.copy(), []
         cursor = self._cursor(source, lines.ranks, now_s)
         if len(self._usual_equal) > MAX_MASKS:
             self._usual_equal.clear()

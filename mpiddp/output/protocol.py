@@ -13,7 +13,8 @@ class AggregationConfig(NamedTuple):
     With port 0 this agent shows it. If this agent `gathers`, the message carries a descriptor on which it accepts the
     agents of the `expected` ranks, the bits of a hexadecimal number; they include this rank. Agents authenticate with
     the `token`. A line waits `window_s` for other ranks. A rank that prints faster than its output can be shown is
-    blocked; if `drops`, its lines are dropped instead.
+    blocked; if `drops`, its lines are dropped instead. Lines that differ in numbers are merged, unless the
+    configuration `keeps_numbers`.
     """
 
     rank: int
@@ -24,6 +25,7 @@ class AggregationConfig(NamedTuple):
     window_s: float
     drops: bool
     gathers: bool
+    keeps_numbers: bool = False
 
 
 class ForwardConfig(NamedTuple):
