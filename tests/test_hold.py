@@ -168,6 +168,8 @@ def test_where_asks_the_run_and_not_its_hold(hold: Hold) -> None:
         run.send_signal(signal.SIGTERM)
         assert run.wait(DEADLINE_S) == 143
     assert "<string>:3" in said
+    assert "not shown" not in said
+    assert check(processes.run(*ask, timeout=DEADLINE_S, env=environ, cwd=ROOT)).stdout.count("rank") > 1  # the hold's
 
 
 @pytest.mark.mpi

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import sys
 import time
 from posix import fork  # os.fork may be a debugger's own, which holds the new process
 
@@ -58,9 +59,9 @@ def make_agent_config(config: LaunchConfig, started_by: launchers.LaunchFacts | 
 
 
 def describe_script(script: Script | None) -> str:
-    """Return a script's path or module, and of code from the command line the option alone."""
+    """Return a script's path or module; of code from the command line the option, of our own programs the module."""
     if script is None:
-        return ""
+        return getattr(sys.modules["__main__"].__spec__, "parent", "")
     return "-c" if script.is_code else script.target
 
 

@@ -18,7 +18,7 @@ from ..base.version import __version__
 from ..discovery.schedulers import name_job, run_command
 from ..ipc.authentication import connect
 from ..ipc.channel import Channel, Codec
-from ..systems.launchers import SRUN
+from ..systems.launchers import HOLD, SRUN
 from .protocol import (
     AskerToCoordinator,
     CoordinatorToAsker,
@@ -82,8 +82,8 @@ def find_endpoint(job: str) -> JobEndpoint:
                if not job or wanted in endpoint.names or endpoint.run_id.startswith(job)
                or (endpoint.number and not endpoint.by_slurm and not endpoint.step
                    and wanted.partition(".")[0] == endpoint.number)}
-    if not job and any(endpoint.script for endpoint in by_path.values()):  # not the hold of a run
-        by_path = {path: endpoint for path, endpoint in by_path.items() if endpoint.script}
+    if not job and any(endpoint.script != HOLD.name for endpoint in by_path.values()):
+        by_path = {path: endpoint for path, endpoint in by_path.items() if endpoint.script != HOLD.name}
     matches = list(by_path.values())
     if len(matches) > 1:
         running, silent = find_running(by_path)
@@ -119,7 +119,8 @@ def list_jobs(endpoints: Sequence[JobEndpoint]) -> list[str]:
 
 def describe_unseen(shown: JobEndpoint) -> str:
     """Return in words which jobs besides the one `shown` may run, but cannot be seen from this host; empty for none."""
-    others = {path: endpoint for path, endpoint in read_endpoints().items() if endpoint.run_id != shown.run_id}
+    others = {path: endpoint for path, endpoint in read_endpoints().items()
+              if endpoint.run_id != shown.run_id and endpoint.script != HOLD.name}
     running, silent = find_running(others) if others else ([], [])
     unseen = running or silent
     if not unseen:
