@@ -49,6 +49,8 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 def main() -> int:
     """Run a script in a hold, and return its exit status."""
     open_closed_streams()
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a script
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.argv[1:2] in (["-h"], ["--help"]):
         return print_answer(HELP)
     try:
@@ -67,7 +69,6 @@ def main() -> int:
                    f"{MPIRUN.command} python -m mpiddp.hold")
         return EXIT_CANNOT_START
     server, ranks = hold
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     server.send(request)
     if isinstance(request, protocol.StartRun) and request.is_prompt:
         from .hold.prompt import Prompt  # seldom needed
@@ -146,7 +147,7 @@ def read_request(arguments: list[str]) -> tuple[Request, float]:
     variables = {name: os.environ[name] for name in names}
     try:
         request = protocol.StartRun(json.dumps(arguments), json.dumps(variables), os.getcwd(), describe_python(), waits,
-                                    os.isatty(0), is_prompt)
+                                    os.isatty(0) and os.isatty(1), is_prompt)  # a pager reads the terminal, too
     except OSError as error:
         raise argparse.ArgumentTypeError(f"mpiddp.run: the working folder: {error.strerror}") from None
     return request, waits * config.startup_timeout_s

@@ -441,7 +441,7 @@ print("no end of line", end="")
     done = check(hold.type(lines))
     assert done.stdout.splitlines() == ["[0-1] 2", "[0] 0", "[1] 1", "[0] 'zero'", "[1] 7.0", "[0] 1.0",
                                         "[0-1] tensor([2.])", "[0-1] no end of line"]
-    assert [line for line in done.stderr.splitlines() if "Error" in line] == [
+    assert [line for line in done.stderr.splitlines() if "Error:" in line] == [
         "[1] ZeroDivisionError: division by zero", "SyntaxError: invalid syntax",
         "[0-1] EOFError: EOF when reading a line"]
     check(hold.run("-c", ALL_REDUCE))
@@ -552,9 +552,16 @@ def test_packages_are_renewed(quick: Mpi, tmp_path: Path) -> None:
             await_began(run)
             assert check(hold.run("--renew"), 3).stderr == "mpiddp.run: another script runs in this hold\n"
             run.send_signal(signal.SIGTERM)
-        package.write_text("X = ")
-        why = r"mpiddp.run: cannot import mine: SyntaxError: invalid syntax \(mine.py, line 1\) \(rank (0|1|0-1)\)"
-        assert re.fullmatch(f"{why}\n", check(hold.run("--renew"), 3).stderr)
+        package.write_text("import sys, time; time.sleep(3); sys.exit('seven')")
+        why = r"mpiddp.run: cannot import mine: SystemExit: seven \(rank (0|1|0-1)\)"
+        with contextlib.closing(talk(hold, protocol.Renew())) as renewer:
+            assert check(hold.run("--renew"), 3).stderr.startswith("mpiddp.run: the hold is not ready")
+            waiter = hold.run("--wait", *show)
+            (answer,) = renewer.receive(DEADLINE_S)
+            assert isinstance(answer, protocol.Refused)
+            assert re.fullmatch(why, f"mpiddp.run: {answer.reason}")
+        lines = check(waiter, 3).stderr.splitlines()
+        assert re.fullmatch(f"{why}; mend that, and then python -m mpiddp.run --renew", lines[-1])
         assert re.fullmatch(f"{why}; mend that, and then python -m mpiddp.run --renew\n",
                             check(hold.run(*show), 3).stderr)
         package.write_text("X = 'the third'")
@@ -563,6 +570,32 @@ def test_packages_are_renewed(quick: Mpi, tmp_path: Path) -> None:
         assert done.stdout == "the third\n" * 2
         assert "before the last change" not in done.stderr
         hold.end()
+
+
+@pytest.mark.mpi
+def test_a_hold_may_end_while_it_is_renewed(quick: Mpi, tmp_path: Path) -> None:
+    with contextlib.closing(Hold(quick, tmp_path)) as hold:
+        hold.wait_until_ready()
+        with contextlib.closing(talk(hold, protocol.Renew())) as renewer:
+            hold.end()
+            with pytest.raises(EOFError):
+                renewer.receive(DEADLINE_S)
+        assert "Traceback" not in hold.log.read_text()
+
+
+@pytest.mark.mpi
+def test_what_is_typed_while_a_script_waits_is_its_own(hold: Hold) -> None:
+    with hold.start("-c", WAITS) as first:
+        await_began(first)
+        with contextlib.closing(processes.Terminal(hold.command(
+                "--wait", "--quiet", "-c", "import os\nif os.environ['RANK'] == '0': print('read', input())"),
+                hold.environ)) as terminal:
+            terminal.wait_for("waiting: another script runs")
+            terminal.type("seven\r")
+            terminal.wait_for("seven")
+            first.send_signal(signal.SIGTERM)
+            terminal.wait_for("read seven")
+            assert terminal.wait() == 0
 
 
 @pytest.mark.mpi

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import code
+import contextlib
 import json
 import os
 import signal
 import sys
 import types
 
-READY = "\x1eready"  # the line on stdout that ends what a source has printed; no number, or ranks' lines would differ
+READY = "\x1eready"  # the line on stdout and stderr that ends what a source has printed
 FILE = "<prompt>"
 
 
@@ -43,11 +44,13 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     console = Console()
     while True:
-        print(READY, flush=True)
+        for file, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):  # which the user may have replaced
+            with contextlib.suppress(Exception):
+                file.flush()
+            os.write(descriptor, f"{READY}\n".encode())
         if not (line := sources.readline()):
             return
         console.run(json.loads(line))
-        sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from .console import FILE, READY
 
 PREFIX = "[{rank}] "
 OPTIONS = ("--show", "fold-equal", "--prefix", PREFIX, "-m", f"{__package__}.console")
+STREAMS = (1, 2)
 NAME_AFTER_S = 10.0  # without output, if some ranks are ready: the others are named
 
 
@@ -26,8 +27,8 @@ class Prompt(code.InteractiveConsole):
     def __init__(self, server: ToServer, ranks: int) -> None:
         super().__init__(filename=FILE)
         self._server, self._all = server, frozenset(range(ranks))
-        self._ready: set[int] = set()
-        self._begun = b""  # a line of stdout that has not ended
+        self._ready = dict.fromkeys(STREAMS, frozenset[int]())
+        self._begun = dict.fromkeys(STREAMS, b"")  # lines that have not ended
         self._is_waiting = True  # for the ranks
         signal.signal(signal.SIGINT, self._interrupt)
 
@@ -39,6 +40,8 @@ class Prompt(code.InteractiveConsole):
                 import readline  # noqa: F401 (for input(): line editing, and the lines before)
         self.interact(f"Python {platform.python_version()}: each line runs on {len(self._all)} ranks; Ctrl-D ends this",
                       exitmsg="")
+        if self.buffer:  # a block that the end of stdin has ended
+            self.push("")
         self._is_waiting = True
         self._server.send(protocol.Input(b""))
         while True:
@@ -53,20 +56,27 @@ class Prompt(code.InteractiveConsole):
         try:
             if self.compile(source, filename, symbol) is None:
                 return True
-        except (OverflowError, SyntaxError, ValueError):
+        except (OverflowError, SyntaxError, ValueError, MemoryError, RecursionError):
             self.showsyntaxerror(filename)
             return False
-        if source.strip():
-            self._ready.clear()
+        if len(data := json.dumps(source).encode() + b"\n") > protocol.MAX_INPUT_BYTES:
+            write_line("mpiddp.run: this is too long for a prompt; save it in a file")
+        elif source.strip():
+            self._ready = dict.fromkeys(STREAMS, frozenset[int]())
             self._is_waiting = True
-            self._server.send(protocol.Input(json.dumps(source).encode() + b"\n"))
+            self._server.send(protocol.Input(data))
             self._await_ready()
         return False
 
     def _await_ready(self) -> None:
-        while self._ready != self._all:
+        while self._late:
             self._receive()
         self._is_waiting = False
+
+    @property
+    def _late(self) -> frozenset[int]:
+        """The ranks that are not ready, on both streams: each has what was printed before."""
+        return self._all - frozenset.intersection(*self._ready.values())
 
     def _interrupt(self, *_: object) -> None:
         """Interrupt the ranks, or the line that the user types."""
@@ -78,21 +88,18 @@ class Prompt(code.InteractiveConsole):
         try:
             receive(self._server, NAME_AFTER_S, self._show)
         except TimeoutError:
-            if self._ready and self._ready != self._all:
-                write_line(f"mpiddp.run: rank {format_ranges(sorted(self._all - self._ready))} has not ended that line "
+            if self._late and self._late != self._all:
+                write_line(f"mpiddp.run: rank {format_ranges(sorted(self._late))} has not ended that line "
                            "yet; Ctrl-C interrupts it")
 
     def _show(self, stream: int, data: bytes) -> None:
         """Write output, and take the lines that say which ranks are ready."""
-        if stream != 1:
-            write_all(stream, data)
-            return
-        *lines, self._begun = (self._begun + data).split(b"\n")
+        *lines, self._begun[stream] = (self._begun[stream] + data).split(b"\n")
         for line in lines:
             prefix, _, text = line.partition(b" ")
             printed = text.removesuffix(READY.encode())
             if printed != text:
-                self._ready |= read_ranks(prefix.decode())
+                self._ready[stream] |= read_ranks(prefix.decode())
             if printed or printed == text:
                 write_all(stream, prefix + b" " + printed + b"\n")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+MAX_INPUT_BYTES = 2**21  # on stdin, that a rank has not read yet; more is lost
+
 
 class Ready(NamedTuple):
     """The first message of a template: this rank's has imported everything, or cannot, for a reason."""

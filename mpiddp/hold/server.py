@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -88,11 +89,11 @@ class Server:
         self._templates: dict[int, Peer] = {}
         self._errors: dict[int, str] = {}  # by rank: why its template cannot be one
         self._client: Peer | None = None
-        self._waiting: list[tuple[Peer, protocol.StartRun]] = []  # clients, the first first
+        self._waiting: dict[Peer, tuple[protocol.StartRun, list[protocol.Input]]] = {}  # clients, the first first
         self._renewer: Peer | None = None  # a client that waits for new templates
         self._run: protocol.StartRun | None = None
         self._is_forked = False
-        self._early: list[protocol.Signal | protocol.Input] = []  # of the client, until the run is forked
+        self._early: list[protocol.Signal | protocol.Input] = []  # what the client sends until the run is forked
         self._interrupts = 0  # of the client
         self._statuses: list[int] = []
         self._run_id = self._failure = ""
@@ -110,8 +111,10 @@ class Server:
             self._loop.run()
         finally:
             registry.remove_hold(run_id)
-            for peer in self._templates.values():  # which end then
-                peer.close()
+            self._listener.close()
+            for peer in (*self._templates.values(), self._renewer, *self._waiting):  # templates end then
+                if peer is not None:
+                    peer.close()
         return self._failure
 
     def _await_templates(self) -> None:
@@ -141,6 +144,7 @@ class Server:
         elif self._renewer is not None:
             self._finish_client(self._renewer, protocol.Refused(self._describe_errors()))
             self._renewer = None
+        self._start_next()
 
     @property
     def _missing(self) -> str:
@@ -182,9 +186,13 @@ class Server:
                 self._pass_on(message)
             case protocol.Signal() | protocol.Input() if peer is self._client:
                 self._early.append(message)
-            case protocol.Signal(number) if peer in [waiting for waiting, _ in self._waiting]:
+            case protocol.Signal(number) if peer in self._waiting:
                 self._finish_client(peer, protocol.RunOver(signal_status(number)))
-                self._forget(peer)
+                del self._waiting[peer]
+            case protocol.Input() if peer in self._waiting:
+                self._waiting[peer][1].append(message)
+            case protocol.Signal() | protocol.Input():
+                pass  # the run is over
             case protocol.PortOpened() if self._client is None:  # it has ended already
                 self._finish()
             case protocol.PortOpened(port) if self._run is not None:
@@ -215,8 +223,8 @@ class Server:
             self._renewer = None
         self._start_next()
 
-    def _start(self, peer: Peer, run: protocol.StartRun) -> None:
-        """Start a run, or let it wait, or refuse it."""
+    def _start(self, peer: Peer, run: protocol.StartRun, early: Sequence[protocol.Input] = ()) -> None:
+        """Start a run, or let it wait, or refuse it; its client has sent `early` while it was waiting."""
         is_busy = self._run is not None or len(self._templates) < self._size
         if run.python != (own := registry.describe_python()):
             self._finish_client(peer, protocol.Refused(f"the hold runs {own}, and this is {run.python}"))
@@ -224,12 +232,12 @@ class Server:
             self._finish_client(peer, protocol.Refused(
                 f"{self._describe_errors()}; mend that, and then python -m mpiddp.run --renew"))
         elif is_busy and run.waits:
-            self._waiting.append((peer, run))
+            self._waiting[peer] = run, []
             peer.send(protocol.Output(2, f"mpiddp.run: waiting: {self._describe_work()}\n".encode()))
         elif is_busy:
             self._finish_client(peer, protocol.Refused(f"{self._describe_work()}; --wait waits for it"))
         else:
-            self._client, self._run = peer, run
+            self._client, self._run, self._early = peer, run, [*early]
             peer.on_drain = partial(self._pause, False)
             self._templates[0].send(protocol.OpenPort())
 
@@ -241,14 +249,12 @@ class Server:
         peer.send(answer)
         peer.finish(lambda: None)
 
-    def _forget(self, peer: Peer) -> None:
-        self._waiting = [(waiting, run) for waiting, run in self._waiting if waiting is not peer]
-
     def _renew(self, peer: Peer) -> None:
         """Let all templates begin anew."""
-        if self._run is not None or len(self._templates) < self._size:
+        if self._run is not None or self._renewer is not None or len(self._templates) < self._size:
             self._finish_client(peer, protocol.Refused(self._describe_work()))
             return
+        self._loop.cancel_timers("errors")
         self._renewer, self._is_renewed, self._began_s = peer, True, time.monotonic()
         self._send_all(protocol.Renew())
         self._templates, self._errors = {}, {}
@@ -278,11 +284,13 @@ class Server:
         self._loop.cancel_timers("terminate", "kill")
         self._client, self._run, self._is_forked, self._early, self._statuses = None, None, False, [], []
         self._interrupts = 0
+        self._pause(False)
         self._start_next()
 
     def _start_next(self) -> None:
-        while self._waiting and self._run is None:
-            self._start(*self._waiting.pop(0))
+        for peer in [*self._waiting]:
+            if self._run is None:
+                self._start(peer, *self._waiting.pop(peer))
 
     def _pass_on(self, message: protocol.Signal | protocol.Input) -> None:
         """Pass on what the client sends to the run; a second SIGINT ends it, if need be after a delay."""
@@ -314,7 +322,7 @@ class Server:
         elif peer in self._templates.values():
             self._end()
         else:
-            self._forget(peer)
+            self._waiting.pop(peer, None)
 
     def _end(self) -> None:
         self._send_all(protocol.EndHold())

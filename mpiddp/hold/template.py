@@ -20,6 +20,7 @@ import random
 import select
 import signal
 import socket
+import stat
 import sys
 import weakref
 from types import ModuleType
@@ -42,9 +43,10 @@ from .communicator import Meeting, SocketCommunicator, meet
 READ_BYTES = 2**16
 IGNORED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 INTERPRETER = {"sys", "builtins", "__main__"}  # modules that are the interpreter's and the script's
+FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 OUTPUT_GRACE_S = 0.2  # for what outlives the run's rank to be written
 # What a run needs of mpiddp and torch, and would import otherwise; DistributedDataParallel imports torch._dynamo.
-MODULES = ("torch", "torch.distributed", "torch._dynamo", "mpiddp.launch", "mpiddp.bootstrap.membership",
+MODULES = ("code", "torch", "torch.distributed", "torch._dynamo", "mpiddp.launch", "mpiddp.bootstrap.membership",
            "mpiddp.agent.process", "mpiddp.agent.connections", "mpiddp.agent.coordinator_server",
            "mpiddp.reporting.map")
 SENT_CODEC: Codec[protocol.ToTemplate] = Codec(protocol.ToTemplate)
@@ -70,10 +72,14 @@ def main() -> int:
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    environ = dict(os.environ)
     packages = Packages()
     error = packages.import_all(plan.preload)
     packages.freeze()
-    connection = connect((plan.address, plan.port), plan.token, CONNECT_TIMEOUT_S, SERVER_PROOF_TIMEOUT_S)
+    try:
+        connection = connect((plan.address, plan.port), plan.token, CONNECT_TIMEOUT_S, SERVER_PROOF_TIMEOUT_S)
+    except (OSError, EOFError):  # the hold ends
+        os._exit(0)
     channel: Channel[protocol.FromTemplate, protocol.ToTemplate] = Channel(connection, SENT_CODEC)
     channel.send(protocol.Ready(plan.rank, error))
     keeper = Keeper(channel, plan)
@@ -81,23 +87,26 @@ def main() -> int:
     if isinstance(order, protocol.Fork):
         return run(plan, order, packages, keeper.listener)
     if isinstance(order, protocol.Renew):
-        begin_anew(plan)
+        begin_anew(plan, environ)
     os._exit(0)  # a thread of a package would be waited for
 
 
-def begin_anew(plan: Template) -> NoReturn:
+def begin_anew(plan: Template, environ: dict[str, str]) -> NoReturn:
     """Become a new template with the same plan."""
     descriptor = os.memfd_create("plan")
     os.write(descriptor, json.dumps(plan._asdict()).encode() + b"\n")
     os.lseek(descriptor, 0, os.SEEK_SET)
     os.dup2(descriptor, 0)
-    os.execv(sys.executable, sys.orig_argv)  # noqa: S606 (our own program)
+    os.execve(sys.executable, sys.orig_argv, environ)  # noqa: S606 (our own program)
 
 
 class Packages:
     """What a template has imported."""
 
     def __init__(self) -> None:
+        """Begin before anything is imported: what is registered for Python's end first comes last then."""
+        atexit.register(self._outlive_python)
+        self._is_of_a_rank = False
         self._imported: dict[str, ModuleType] = {}  # all modules, by name
         self._names: set[str] = set()  # modules that came with the preloaded packages
         self._times: dict[str, float] = {}  # of their files
@@ -115,7 +124,7 @@ class Packages:
                 threads = len(os.listdir("/proc/self/task"))
                 try:
                     importlib.import_module(name)
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     return f"cannot import {name}: {type(error).__name__}: {error}"
                 if len(os.listdir("/proc/self/task")) > threads:
                     return f"{name} starts a thread while it is imported: leave it out of --preload"
@@ -134,15 +143,23 @@ class Packages:
         gc.collect()
         gc.freeze()
 
-    def outlive_python(self) -> None:
+    def begin_run(self, folder: str) -> None:
+        """Prepare this process, a rank, for a script in a folder."""
+        self._is_of_a_rank = True
+        self._forget_shadowed(folder)
+
+    def _outlive_python(self) -> None:
         """Keep what was imported before the run out of Python's end, which frees it all, for the same reason.
 
-        What the script has put there is not freed either, so that files are flushed here.
+        What the script has put there is not freed either, so that its files are flushed here; a pipe might block.
         """
+        if not self._is_of_a_rank:
+            return
         for thing in gc.get_objects():  # without the frozen ones
-            if issubclass(type(thing), io.IOBase):
-                with contextlib.suppress(Exception):  # it is closed, or cannot be written
-                    thing.flush()
+            if any(type(thing) is kind for kind in FILES):
+                with contextlib.suppress(BaseException):  # it is closed, or cannot be written
+                    if stat.S_ISREG(os.fstat(thing.fileno()).st_mode):
+                        thing.flush()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._imported))
         for name, module in self._imported.items():
             if sys.modules.get(name) is module:
@@ -156,11 +173,12 @@ class Packages:
             write_line(f"mpiddp.run: warning: the hold imported {changed[0]}{others} before the last change; to import "
                        "everything again: python -m mpiddp.run --renew")
 
-    def forget_shadowed(self, folder: str) -> None:
+    def _forget_shadowed(self, folder: str) -> None:
         """Forget preloaded packages that the script's folder has, too: the script gets its own, as in plain Python."""
         for package in {name.partition(".")[0] for name in self._names}:
             spec = importlib.machinery.PathFinder.find_spec(package, [folder])
-            if spec is not None and spec.origin and spec.origin != getattr(sys.modules.get(package), "__file__", None):
+            own = getattr(sys.modules.get(package), "__file__", None) or ""
+            if spec is not None and spec.origin and os.path.realpath(spec.origin) != os.path.realpath(own):
                 for name in [name for name in sys.modules if name.partition(".")[0] == package]:
                     del sys.modules[name]
 
@@ -193,6 +211,7 @@ class Keeper:
         self._pidfd = -1
         self._pipes: dict[int, int] = {}  # streams by descriptors
         self._stdin = -1  # of the run, if it has one
+        self._input = b""  # what does not fit into that pipe yet
         self._is_full = False  # the server takes no output
         for number in IGNORED:  # which a launcher or a terminal may send to all processes of the hold's ranks
             signal.signal(number, signal.SIG_IGN)
@@ -205,11 +224,15 @@ class Keeper:
             for descriptor in (self._pidfd, *(() if self._is_full else self._pipes)):
                 if descriptor >= 0:
                     waiting.register(descriptor, select.POLLIN)
+            if self._input:
+                waiting.register(self._stdin, select.POLLOUT)
             ready = [descriptor for descriptor, _ in waiting.poll()]
             self._is_full = self._is_full and not self._channel.flush()
             for descriptor in ready:
                 if descriptor in self._pipes:
                     self._forward(descriptor)
+            if self._input:
+                self._write_input()
             if self._pidfd in ready:
                 self._reap()
             if self._channel.fileno() in ready:
@@ -225,8 +248,7 @@ class Keeper:
                             self.listener = listen(self._address, 0)
                             self._channel.send(protocol.PortOpened(int(self.listener.getsockname()[1])))
                         case protocol.Fork():
-                            run = message.run
-                            if self._fork(run.is_prompt or (run.has_input and self._is_first), run.is_prompt):
+                            if self._fork(message.run.is_prompt or (message.run.has_input and self._is_first)):
                                 return message
                         case protocol.Input(data) if self._stdin >= 0:
                             self._give(data)
@@ -238,15 +260,12 @@ class Keeper:
                             self._end_run()
                             return None
 
-    def _fork(self, has_input: bool, reads_all: bool) -> bool:
-        """Fork the agent of a run's rank; return whether this is the child, whose stdout and stderr are pipes.
-
-        A rank that does not read all of its input loses what does not fit into a pipe.
-        """
+    def _fork(self, has_input: bool) -> bool:
+        """Fork the agent of a run's rank; return whether this is the child, whose stdout and stderr are pipes."""
         pipes = {stream: os.pipe() for stream in (1, 2)}
         reading, self._stdin = os.pipe() if has_input else (os.open(os.devnull, os.O_RDONLY), -1)
         if has_input:
-            os.set_blocking(self._stdin, reads_all)
+            os.set_blocking(self._stdin, False)
         template = os.getpid()
         self._child = os.fork()
         if self._child:
@@ -277,13 +296,21 @@ class Keeper:
         return True
 
     def _give(self, data: bytes) -> None:
-        """Give the run's rank something on stdin; nothing ends it."""
-        if not data and self._stdin >= 0:
+        """Give the run's rank something on stdin, as soon as it reads it; nothing ends it."""
+        if data:
+            self._input = (self._input + data)[:protocol.MAX_INPUT_BYTES]
+            self._write_input()
+        elif self._stdin >= 0:
             os.close(self._stdin)
-            self._stdin = -1
-        with contextlib.suppress(OSError):  # it has ended, or the pipe is full
-            while data:
-                data = data[os.write(self._stdin, data):]
+            self._stdin, self._input = -1, b""
+
+    def _write_input(self) -> None:
+        try:
+            self._input = self._input[os.write(self._stdin, self._input):]
+        except BlockingIOError:
+            pass
+        except OSError:  # the rank has ended, or closed it
+            self._input = b""
 
     def _end_run(self) -> None:
         """End the run, if there is one, with all that it has started."""
@@ -356,8 +383,7 @@ def run(plan: Template, fork: protocol.Fork, packages: Packages, listener: socke
                       fork.token)
 
     def meet_others(config: LaunchConfig, *_: object) -> SocketCommunicator:
-        atexit.register(packages.outlive_python)  # the last one: launch() registers the job's end after it
-        packages.forget_shadowed(sys.path[0])
+        packages.begin_run(sys.path[0])
         return meet(meeting, listener, config.startup_timeout_s)
 
     return launch(config, connect=meet_others)
