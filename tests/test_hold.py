@@ -648,8 +648,8 @@ def test_bad_days_on_three_nodes(cluster: Cluster, tmp_path: Path) -> None:
         assert not Path("/tmp/there.py").exists()
         assert len(check(hold.run("--quiet", "/tmp/there.py")).stdout.splitlines()) == 6
         # Another user.
-        stranger = ("import os, sys, mpiddp.run; os.setuid(65534); sys.argv[1:] = ['-c', 'pass']; "
-                    "sys.exit(mpiddp.run.main())")
+        stranger = ("import os, sys, mpiddp.run as run; sys.argv[1:] = ['-c', 'pass']; run.read_request(sys.argv[1:])\n"
+                    "os.setuid(65534); sys.exit(run.main())")  # who cannot read what that has imported
         done = cluster.run(str(hold.mpi.python), "-c", stranger, timeout=DEADLINE_S, env=hold.environ, cwd=ROOT)
         assert check(done, 3).stderr.startswith("mpiddp.run: no hold of yours is ready")
         # A client that is killed, and one whose terminal is closed; daemons, shared memory and a stopped rank.
