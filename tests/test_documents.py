@@ -96,6 +96,7 @@ RUN_BY = {
     "python -m mpiddp.run --renew": ("tests/test_hold.py::test_packages_are_renewed", '"--renew"'),
     "python -m mpiddp.run -i": ("tests/test_hold.py::test_ctrl_c_at_a_prompt", '"-i"'),
     "python -m tests.cpython": ("tests/cpython/test_cpython.py::test_the_command", '"tests.cpython"'),
+    "python -m tests.holds": ("tests/test_hold.py::test_the_command", '"tests.holds"'),
     "python -m tests.scripts": ("tests/scripts/test_scripts.py::test_the_command", '"tests.scripts"'),
     "python -m tests.benchmarks.checking": (
         "tests/test_check.py::test_a_bad_node_is_named", "tests.benchmarks.checking"),

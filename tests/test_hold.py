@@ -36,6 +36,7 @@ from tests.support import (
     MPIS,
     ROOT,
     Mpi,
+    alone,
     check,
     check_hello,
     mpiexec,
@@ -277,6 +278,14 @@ def test_a_hundred_runs_leave_nothing(hold: Hold) -> None:
     after = Remains(hold)
     assert after.descriptors == before.descriptors
     assert all(rss < 2**24 + was for rss, was in zip(after.rss, before.rss, strict=True))
+
+
+@pytest.mark.mpi
+@pytest.mark.thorough("test_a_hundred_runs_leave_nothing")
+def test_the_command(quick: Mpi) -> None:
+    done = check(alone(quick, "-m", "tests.holds", "--runs", "10", timeout=180))
+    assert re.match(r"descriptors \[(.+)\] -> \[\1\], ", done.stdout), done.stdout
+    assert len(re.findall(r": median \d+\.\d+ s of \d+$", done.stdout, re.MULTILINE)) == 2
 
 
 @pytest.mark.mpi
