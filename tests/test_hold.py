@@ -281,7 +281,7 @@ def test_a_hundred_runs_leave_nothing(hold: Hold) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.thorough("test_a_hundred_runs_leave_nothing")
+@pytest.mark.thorough("single runs")
 def test_the_command(quick: Mpi) -> None:
     done = check(alone(quick, "-m", "tests.holds", "--runs", "10", timeout=180))
     assert re.match(r"descriptors \[(.+)\] -> \[\1\], ", done.stdout), done.stdout
