@@ -6,6 +6,7 @@ import code
 import contextlib
 import json
 import platform
+import re
 import signal
 import sys
 
@@ -17,6 +18,7 @@ from .console import FILE, READY
 
 PREFIX = "[{rank}] "
 OPTIONS = ("--show", "fold-equal", "--prefix", PREFIX, "-m", f"{__package__}.console")
+READY_LINE = re.compile(rb"\[(?P<ranks>[\d,-]+)\] (?P<text>.*)" + READY.encode())
 STREAMS = (1, 2)
 NAME_AFTER_S = 10.0  # without output, if some ranks are ready: the others are named
 
@@ -96,18 +98,16 @@ class Prompt(code.InteractiveConsole):
         """Write output, and take the lines that say which ranks are ready."""
         *lines, self._begun[stream] = (self._begun[stream] + data).split(b"\n")
         for line in lines:
-            prefix, _, text = line.partition(b" ")
-            printed = text.removesuffix(READY.encode())
-            if printed != text:
-                self._ready[stream] |= read_ranks(prefix.decode())
-            if printed or printed == text:
-                write_all(stream, prefix + b" " + printed + b"\n")
+            if match := READY_LINE.fullmatch(line):
+                self._ready[stream] |= read_ranks(match["ranks"].decode())
+            if not match or match["text"]:
+                write_all(stream, line.removesuffix(READY.encode()) + b"\n")
 
 
-def read_ranks(prefix: str) -> set[int]:
-    """Return the ranks in a line's prefix, as {0, 1, 2, 8} of `[0-2,8]`."""
+def read_ranks(text: str) -> set[int]:
+    """Return ranks as a line's prefix has them: {0, 1, 2, 8} of "0-2,8"."""
     ranks: set[int] = set()
-    for part in prefix.strip("[]").split(","):
+    for part in text.split(","):
         first, _, last = part.partition("-")
         ranks.update(range(int(first), int(last or first) + 1))
     return ranks
