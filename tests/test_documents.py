@@ -74,6 +74,8 @@ RUN_BY = {
            r"""jq -r '.[] | select(.status != 0) | "\(.rank) \(.host) \(.status) \(.last)"' logs/48211/ranks.json""")},
     "mpirun python -m mpiddp --show fold train.py": (
         "tests/test_fold.py::test_numbers_are_listed_or_their_range_is_told", '"--show", "fold"'),
+    "python -m mpiddp -m cProfile -o FILE train.py": (
+        "tests/test_exit.py::test_a_profiler_of_the_script_alone", "cProfile"),
     "python -m cProfile -o FILE -m mpiddp train.py": (
         "tests/test_exit.py::test_a_profiler_that_runs_us_writes_its_results", "cProfile"),
     **{f"python -m tests.benchmarks.{name}": (

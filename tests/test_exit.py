@@ -347,6 +347,30 @@ def test_a_profiler_that_runs_us_writes_its_results(
         assert ("script.py", "work") in functions
 
 
+@pytest.mark.mpi
+@pytest.mark.torch
+def test_a_handler_that_does_nothing_gives_exit_functions_time(quick: Mpi, script: Script, tmp_path: Path) -> None:
+    path = script(
+        "import atexit, os, pathlib, signal, time", "import torch, torch.distributed as dist",
+        "def upload():", "    time.sleep(1)", f"    pathlib.Path({str(tmp_path / 'uploaded')!r}).touch()",
+        "if dist.get_rank():", "    raise ValueError('seven')",
+        "signal.signal(signal.SIGTERM, lambda *_: None)", "atexit.register(upload)", "dist.all_reduce(torch.ones(1))")
+    check(mpiexec(quick, 2, path), 1)
+    assert (tmp_path / "uploaded").exists()
+
+
+@pytest.mark.mpi
+def test_a_profiler_of_the_script_alone(quick: Mpi, script: Script, tmp_path: Path) -> None:
+    path = script("def work():", "    return sum(range(10))", "work()")
+    run = f"exec {quick.python} -m mpiddp -m cProfile -o {tmp_path}/profile.$PMI_RANK {path}"
+    check(processes.run(str(quick.mpiexec), "-n", "2", "sh", "-c", run, timeout=DEADLINE_S,
+                        env=single_node_environ(quick), cwd=ROOT))
+    for rank in range(2):
+        functions = profiled(tmp_path / f"profile.{rank}")
+        assert ("script.py", "work") in functions
+        assert not any(file == "launch.py" for file, _ in functions)
+
+
 def profiled(file: Path) -> set[tuple[str, str]]:
     """Return the files and names of the functions in a profile, none if it is not complete."""
     try:

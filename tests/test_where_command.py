@@ -25,7 +25,7 @@ from mpiddp.ipc.channel import encode
 from mpiddp.where import client, registry
 from mpiddp.where.protocol import SnapshotReply
 from mpiddp.where.registry import JobEndpoint, read_endpoints
-from mpiddp.where.sampler import INSTALL_HINT
+from mpiddp.where.sampler import INSTALL_HINT, try_reap
 from tests import processes
 from tests.cluster import Cluster
 from tests.cluster.cluster import RUN, ip, namespace
@@ -659,3 +659,10 @@ def ask_from(cluster: Cluster, launcher: Launcher, host: str, env: dict[str, str
     """Ask the only job from a node."""
     return processes.run(*cluster.at(host, ROOT), str(launcher.mpi.python), *WHERE, *options, timeout=30,
                          env={**launcher.environ(), **env})
+
+
+@pytest.mark.process
+def test_a_child_that_was_reaped_elsewhere_is_gone() -> None:
+    child = os.posix_spawn("/bin/true", ["true"], os.environ)
+    os.waitpid(child, 0)
+    assert try_reap(child)

@@ -371,7 +371,10 @@ def dump_stacks(
 
 def try_reap(child: int) -> bool:
     """Reap a child if it has ended, and return whether it has; a file system that hangs delays its end."""
-    return bool(os.waitpid(child, os.WNOHANG)[0])
+    try:
+        return bool(os.waitpid(child, os.WNOHANG)[0])
+    except ChildProcessError:  # the agent has reaped it with all that had ended
+        return True
 
 
 def exec_py_spy(pid: int, options: list[str], output: int) -> None:
