@@ -20,7 +20,7 @@ def remove_leftovers(since_s: float, memory: Path = Path("/dev/shm")) -> None:
     Another job of the user may start at the same time: without its segment its ranks wait for each other for ever.
     """
     own = [path for name in SHARED for path in memory.glob(name) if is_own(path, since_s)]
-    used = set(used_inodes())  # looked up after the list, which lacks the segments of jobs that start meanwhile
+    used = set(used_inodes(memory))  # looked up after the list, which lacks the segments of jobs that start meanwhile
     for path in own:
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino not in used:
@@ -39,12 +39,12 @@ def is_own(path: Path, since_s: float) -> bool:
     return False
 
 
-def used_inodes() -> Iterator[int]:
-    """Yield the inodes of the files that processes have open, and of those in /dev/shm that they map (man 5 proc)."""
+def used_inodes(memory: Path) -> Iterator[int]:
+    """Yield the inodes of the files that processes have open, and of those in a folder that they map (man 5 proc)."""
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
-                if " /dev/shm/" in line:
+                if f" {memory}/" in line:
                     yield int(line.split(None, 5)[4])
             for link in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):

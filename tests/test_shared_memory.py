@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
-import multiprocessing
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -82,15 +83,20 @@ def test_a_segment_goes_with_the_last_process_that_maps_it(segment: Path) -> Non
     assert not segment.exists()
 
 
-def test_the_tests_leave_the_semaphores_of_other_jobs() -> None:
+def test_the_tests_leave_the_semaphores_of_other_jobs(tmp_path: Path) -> None:
     """A process maps them, and does not have them open."""
-    before = {*Path("/dev/shm").glob("sem.mp-*")}
-    lock = multiprocessing.get_context("spawn").Lock()
-    ours = {*Path("/dev/shm").glob("sem.mp-*")} - before
-    remove_leftovers(time.time() - 60)
-    with lock:
-        assert ours
-        assert ours <= {*Path("/dev/shm").glob("sem.mp-*")}
+    (semaphore := tmp_path / "sem.mp-test").write_bytes(bytes(32))
+    began_s = semaphore.stat().st_mtime - 1
+    descriptor = os.open(semaphore, os.O_RDWR)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    address = libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, ctypes.c_long(0))
+    os.close(descriptor)  # Python's mmap would keep it
+    remove_leftovers(began_s, tmp_path)
+    assert semaphore.exists()
+    libc.munmap(ctypes.c_void_p(address), mmap.PAGESIZE)
+    remove_leftovers(began_s, tmp_path)
+    assert not semaphore.exists()
 
 
 def test_the_tests_leave_the_segments_of_other_jobs(tmp_path: Path) -> None:
