@@ -137,11 +137,9 @@ class Server:
         ranks = sorted(rank for rank, error in self._errors.items() if error == why)
         return f"{why} (rank {format_ranges(ranks)})"
 
-    def _fail_to_import(self) -> None:
-        """End the hold, unless it was ready once: then what is wrong can be mended."""
-        if not self._is_renewed:
-            self._fail(self._describe_errors())
-        elif self._renewer is not None:
+    def _refuse_all(self) -> None:
+        """Tell the clients why packages cannot be imported: that can be mended, and the hold stays."""
+        if self._renewer is not None:
             self._finish_client(self._renewer, protocol.Refused(self._describe_errors()))
             self._renewer = None
         self._start_next()
@@ -171,11 +169,14 @@ class Server:
                 self._templates[rank] = peer
                 if error:
                     self._errors[rank] = error
-                    self._loop.set_timer("errors", ERRORS_SPREAD_S, self._fail_to_import)
+                if error and not self._is_renewed:
+                    self._loop.set_timer("errors", ERRORS_SPREAD_S, lambda: self._fail(self._describe_errors()))
                 if len(self._templates) == self._size:
                     self._loop.cancel_timers("late", "start")
                     if not self._errors:
                         self._announce()
+                    elif self._is_renewed:
+                        self._refuse_all()
             case protocol.StartRun():
                 self._start(peer, message)
             case protocol.Renew():
@@ -254,7 +255,6 @@ class Server:
         if self._run is not None or self._renewer is not None or len(self._templates) < self._size:
             self._finish_client(peer, protocol.Refused(self._describe_work()))
             return
-        self._loop.cancel_timers("errors")
         self._renewer, self._is_renewed, self._began_s = peer, True, time.monotonic()
         self._send_all(protocol.Renew())
         self._templates, self._errors = {}, {}
