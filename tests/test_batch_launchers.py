@@ -31,8 +31,9 @@ LAUNCHERS = ROOT / "tests/standins/launchers"
 HELLO = f"python -m mpiddp {EXAMPLES / 'hello_world.py'}"
 
 STOPS_ONCE = """\
-import os, mpiddp
+import os, mpiddp, torch.distributed as dist
 print(f"rank {os.environ['RANK']}, {mpiddp.restart_count}\\n", end="", flush=True)
+dist.barrier()  # the first rank that stops ends the others
 if mpiddp.restart_count == 0:
     mpiddp.stop_for_requeue()
 """
