@@ -28,6 +28,8 @@ print(f"{os.environ['RANK']} of {one.item():g}\\n", end="")
 """
 KINDS = sorted(STATUSES.keys() - {"SIGSTOP", "atexit"})  # which ends after minutes, and which is no failure
 PAIRS = 30  # runs in the hold that had many, and in a new one
+
+
 class Hold:
     """A hold of two ranks, or of six on a cluster's three nodes, whose user has a home of his own."""
 

@@ -75,7 +75,7 @@ def main() -> int:
     environ = dict(os.environ)
     packages = Packages()
     error = packages.import_all(plan.preload)
-    packages.freeze()
+    packages.note_imported()
     try:
         connection = connect((plan.address, plan.port), plan.token, CONNECT_TIMEOUT_S, SERVER_PROOF_TIMEOUT_S)
     except (OSError, EOFError):  # the hold ends
@@ -135,13 +135,11 @@ class Packages:
         self._times = {file: read_time(file) for file in files if file}
         return ""
 
-    def freeze(self) -> None:
-        """Keep what is imported out of collections in a run's rank: they would write to it, and so copy its memory."""
+    def note_imported(self) -> None:
+        """Note what a rank's end leaves alone: the template's modules, and its finalizers."""
         self._imported = {name: module for name, module in sys.modules.items() if name not in INTERPRETER}
         for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
             finalizer.atexit = False
-        gc.collect()
-        gc.freeze()
 
     def begin_run(self, folder: str) -> None:
         """Prepare this process, a rank, for a script in a folder."""
@@ -149,13 +147,13 @@ class Packages:
         self._forget_shadowed(folder)
 
     def _outlive_python(self) -> None:
-        """Keep what was imported before the run out of Python's end, which frees it all, for the same reason.
+        """Keep what was imported before the run out of Python's end, which would write to all of it, and so copy it.
 
         What the script has put there is not freed either, so that its files are flushed here; a pipe might block.
         """
         if not self._is_of_a_rank:
             return
-        for thing in gc.get_objects():  # without the frozen ones
+        for thing in gc.get_objects():  # without those from before the script, which termination.py has frozen
             if any(type(thing) is kind for kind in FILES):
                 with contextlib.suppress(BaseException):  # it is closed, or cannot be written
                     if stat.S_ISREG(os.fstat(thing.fileno()).st_mode):
